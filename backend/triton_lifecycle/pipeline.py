@@ -1,0 +1,126 @@
+"""One coroutine owns one request: it opens the context, runs the stages, closes it once, and sends one FINAL.
+
+Everything a request holds (permit, deadline, its place in the cancel watch, its work in the engine) is given back when
+the block is left, *before* the last response goes out: a caller that has its answer finds the server free of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from triton_lifecycle import events
+from triton_lifecycle.bus import Publisher
+from triton_lifecycle.context import Context, Contexts
+from triton_lifecycle.engine import Chunk
+from triton_lifecycle.errors import Cancelled, DeadlineExceeded, Draining, LifecycleError, Overloaded, RequestError
+from triton_lifecycle.stages import Route
+from triton_lifecycle.triton import Call, CancelWatch
+
+log = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """Runs requests through the stages.
+
+    Args:
+        route: the stages.
+        contexts: where live requests are held.
+        publisher: where events go.
+        watch: notices callers that left; ``None`` when somebody else calls :meth:`Context.interrupt`.
+        model: the model's name, for events and summaries.
+
+    """
+
+    def __init__(
+        self, route: Route, contexts: Contexts, publisher: Publisher, watch: CancelWatch | None, model: str
+    ) -> None:
+        self._route = route
+        self._contexts = contexts
+        self._publisher = publisher
+        self._watch = watch
+        self._model = model
+
+    async def run(self, call: Call) -> None:
+        """Serve one request from its arrival to its last response. Never raises for a request's own trouble."""
+        ctx = self._contexts.open(call, self._model, self._publisher)
+        ctx.task = asyncio.current_task()
+        error = await self._attempt(ctx)
+        # No await from here on: nothing can come between the ending, its event and the last response.
+        ctx.seal()
+        ctx.task = None
+        ctx.mark("finished")
+        self._close(ctx, error)
+        _conclude(ctx, error)
+
+    async def _attempt(self, ctx: Context) -> LifecycleError | None:
+        try:
+            with ctx.held as held:
+                if self._watch is not None:
+                    self._watch.add(ctx.call, lambda: ctx.interrupt(Cancelled("the caller left")))
+                    held.callback(self._watch.discard, ctx.call)
+                await self._stages(ctx)
+        except asyncio.CancelledError:
+            return ctx.interruption or Draining("the server stopped before the request was finished")
+        except LifecycleError as error:
+            return ctx.interruption or error
+        except Exception as error:
+            log.exception("request %s failed in stage %s", ctx.id, ctx.execution.stage)
+            return ctx.interruption or LifecycleError(
+                f"stage {ctx.execution.stage!r} failed with {type(error).__name__}; "
+                f"the server's log has the details under request {ctx.id}"
+            )
+        return ctx.interruption
+
+    async def _stages(self, ctx: Context) -> None:
+        for name, stage in self._route.before:
+            with ctx.stage(name):
+                await stage(ctx)
+        with ctx.stage("execute"):
+            await self._route.execute(ctx, self._deliverer(ctx))
+
+    def _deliverer(self, ctx: Context) -> Callable[[Chunk], Any]:
+        after = self._route.after
+
+        async def deliver(chunk: Chunk) -> None:
+            item: Any = chunk
+            for name, stage in after:
+                ctx.execution.stage = name
+                item = await stage(ctx, item)
+                if item is None:
+                    break
+            ctx.execution.stage = "execute"
+
+        return deliver
+
+    def _close(self, ctx: Context, error: LifecycleError | None) -> None:
+        tokens = ctx.output.tokens
+        if error is None:
+            reasons = ",".join(str(sequence.finish_reason) for sequence in ctx.output.sequences)
+            self._contexts.close(ctx, events.Finished, finish_reason=reasons, output_tokens=tokens)
+        elif isinstance(error, Cancelled):
+            self._contexts.close(ctx, events.Cancelled, slug=error.slug, output_tokens=tokens)
+        elif isinstance(error, DeadlineExceeded):
+            self._contexts.close(ctx, events.TimedOut, slug=error.slug, message=error.message, output_tokens=tokens)
+        elif isinstance(error, RequestError) or (isinstance(error, Overloaded) and not ctx.execution.attempts):
+            self._contexts.close(ctx, events.Rejected, slug=error.slug, message=error.message)
+        else:
+            self._contexts.close(ctx, events.Failed, slug=error.slug, message=error.message, output_tokens=tokens)
+
+
+def _conclude(ctx: Context, error: LifecycleError | None) -> None:
+    """Send the one FINAL."""
+    if error is not None:
+        sent = ctx.call.fail(error)
+    elif ctx.last_response is not None:
+        sent = ctx.call.send(ctx.last_response, final=True)
+    else:
+        sent = ctx.call.end()
+    sent.add_done_callback(lambda done: _report_lost(ctx, done))
+
+
+def _report_lost(ctx: Context, sent: asyncio.Future[None]) -> None:
+    if not sent.cancelled() and (raised := sent.exception()) is not None:
+        log.error("request %s: its last response could not be sent: %s", ctx.id, raised)

@@ -1,0 +1,1 @@
+"""Time limits: what they are (``limits``), and the one movable deadline derived from them (``deadline``)."""

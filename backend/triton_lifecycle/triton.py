@@ -1,0 +1,308 @@
+"""The Triton seam: the only place that touches Triton's requests, responses and senders.
+
+Both ``send`` and ``is_cancelled`` are blocking round trips to the server process (about 105 µs and 50 µs), so they run
+on threads of their own: a few :class:`Lanes` for answers and one :class:`CancelWatch` for callers that left. The event
+loop only hands work over and is told when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from triton_lifecycle.errors import InvalidInput, LifecycleError
+from triton_lifecycle.schema import INPUT_BY_NAME, OUTPUT_BY_NAME, Tensor
+
+log = logging.getLogger(__name__)
+
+_NUMPY_TYPES: dict[str, Any] = {
+    "TYPE_STRING": np.object_,
+    "TYPE_BOOL": np.bool_,
+    "TYPE_FP32": np.float32,
+    "TYPE_UINT32": np.uint32,
+}
+
+
+class RawRequest(msgspec.Struct, frozen=True):
+    """A request as it came, in plain Python values; nothing in it has been judged beyond its type."""
+
+    tensors: dict[str, Any]
+    """By input name; single-element tensors as their element, others as lists."""
+    parameters: dict[str, Any]
+
+
+class Lane(Protocol):
+    """Where a call's blocking work is done, in the order in which it was handed over."""
+
+    def submit(self, job: Callable[[], None]) -> asyncio.Future[None]:
+        """Do the job; the future tells when it is done, or its error. Event-loop thread only."""
+        ...
+
+
+class Call:
+    """One Triton request: what the caller gave, and the way back to it.
+
+    Args:
+        request: ``pb_utils.InferenceRequest`` of a decoupled model.
+        pb: the module ``triton_python_backend_utils``.
+        lane: where this call's answers are sent from.
+
+    """
+
+    __slots__ = ("_final", "_lane", "_lock", "_pb", "_request", "_sender", "id")
+
+    def __init__(self, request: Any, pb: Any, lane: Lane) -> None:  # noqa: ANN401 - exist only inside Triton
+        self.id: str = request.request_id()
+        self._request: Any = request
+        self._pb = pb
+        self._lane = lane
+        self._sender: Any = request.get_response_sender()
+        # After FINAL the server frees what is_cancelled() looks at: the two must never overlap.
+        self._lock = threading.Lock()
+        self._final = False
+
+    def read(self) -> RawRequest:
+        """Return the request's values.
+
+        Raises:
+            InvalidInput: a tensor has the wrong number of elements or holds bytes that are not UTF-8.
+
+        """
+        tensors = {}
+        for tensor in self._request.inputs():
+            declared = INPUT_BY_NAME.get(tensor.name())
+            if declared is not None:
+                tensors[declared.name] = _value(declared, tensor.as_numpy())
+        return RawRequest(tensors, self._parameters())
+
+    def control(self) -> dict[str, Any] | None:
+        """Return the parameters if this is a control request, else ``None``."""
+        text = self._request.parameters()
+        if not text or '"control"' not in text:
+            return None
+        parameters = self._parameters()
+        return parameters if "control" in parameters else None
+
+    def send(self, outputs: dict[str, list[Any]], *, final: bool) -> asyncio.Future[None]:
+        """Send one response.
+
+        Args:
+            outputs: values by output name, one element per sequence.
+            final: whether this is the last response; nothing may be sent after it.
+
+        """
+        return self._lane.submit(lambda: self._send(self._build(outputs), final=final))
+
+    def fail(self, error: LifecycleError) -> asyncio.Future[None]:
+        """Send an error as the last response."""
+        return self._lane.submit(lambda: self._send(self._error(error), final=True))
+
+    def end(self) -> asyncio.Future[None]:
+        """Mark the end without another response."""
+        return self._lane.submit(lambda: self._send(None, final=True))
+
+    def is_cancelled(self) -> bool:
+        """Ask Triton whether the caller left. Blocks; not for the event loop."""
+        with self._lock:
+            return not self._final and bool(self._request.is_cancelled())
+
+    def _parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = json.loads(self._request.parameters() or "{}")
+        return parameters
+
+    def _build(self, outputs: dict[str, list[Any]]) -> Any:  # noqa: ANN401
+        tensors = [
+            self._pb.Tensor(name, np.array(values, dtype=_NUMPY_TYPES[OUTPUT_BY_NAME[name].data_type]))
+            for name, values in outputs.items()
+        ]
+        return self._pb.InferenceResponse(output_tensors=tensors)
+
+    def _error(self, error: LifecycleError) -> Any:  # noqa: ANN401
+        code = getattr(self._pb.TritonError, error.code, self._pb.TritonError.INTERNAL)
+        return self._pb.InferenceResponse(output_tensors=[], error=self._pb.TritonError(error.wire(), code))
+
+    def _send(self, response: Any, *, final: bool) -> None:  # noqa: ANN401
+        if not final:
+            self._sender.send(response)
+            return
+        with self._lock:
+            if self._final:
+                raise RuntimeError(f"request {self.id!r} was ended twice")
+            self._final = True
+            flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            sender, self._sender = self._sender, None
+            # Triton's objects must not outlive the stub's shared memory, or its exit crashes; nor should a request's
+            # input stay in shared memory until a garbage collection.
+            self._request = None
+            if response is None:
+                sender.send(flags=flag)
+            else:
+                sender.send(response, flags=flag)
+
+
+def _value(declared: Tensor, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+    flat = array.reshape(-1)
+    if declared.data_type == "TYPE_STRING":
+        values = [_text(declared.name, element) for element in flat]
+    else:
+        values = flat.tolist()
+    if declared.dims == (1,):
+        if len(values) != 1:
+            raise InvalidInput(f"{declared.name}: expected exactly one element, found {len(values)}")
+        return values[0]
+    return values
+
+
+def _text(name: str, element: bytes | str) -> str:
+    if isinstance(element, str):
+        return element
+    try:
+        return element.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{name}: not valid UTF-8 at byte {error.start}") from None
+
+
+class Lanes:
+    """A few threads that send answers; a call stays on its lane, so its responses keep their order.
+
+    Results come back to the loop in one wake-up for all that are done by then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        self._lanes = [_ThreadLane(loop, f"send-lane-{index}") for index in range(count)]
+        self._next = 0
+
+    def pick(self) -> Lane:
+        """Return the lane for the next call, in turn."""
+        self._next = (self._next + 1) % len(self._lanes)
+        return self._lanes[self._next]
+
+    def close(self) -> None:
+        """Finish what was handed over, then end the threads (each waits at most 5 s)."""
+        for lane in self._lanes:
+            lane.close()
+
+
+class _ThreadLane:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._done: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
+        self._woken = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._jobs.put((job, future))
+        return future
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            error: Exception | None = None
+            try:
+                job()
+            except Exception as raised:  # noqa: BLE001 - belongs to the future, not to the lane
+                error = raised
+            self._done.append((future, error))
+            if not self._woken:
+                self._woken = True
+                try:
+                    self._loop.call_soon_threadsafe(self._settle)
+                except RuntimeError:
+                    # The loop has closed: nobody waits any more.
+                    return
+
+    def _settle(self) -> None:
+        # Cleared first: a result that arrives from here on wakes the loop again.
+        self._woken = False
+        while self._done:
+            future, error = self._done.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+
+class CancelWatch:
+    """Asks Triton in turn whether the caller of each watched call has left.
+
+    Every call is asked once per ``interval``, but all together never more than ``max_rate`` times a second, so with
+    very many live calls the interval grows instead of the load.
+
+    Args:
+        loop: where ``on_cancel`` callbacks run.
+        interval: seconds between two questions about one call.
+        max_rate: questions per second over all calls.
+
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, interval: float, max_rate: int) -> None:
+        self._loop = loop
+        self._interval = interval
+        self._pause = 1 / max_rate
+        self._calls: dict[Call, Callable[[], object]] = {}
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="cancel-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, call: Call, on_cancel: Callable[[], object]) -> None:
+        """Watch a call; ``on_cancel`` runs on the event loop at most once. Event-loop thread only."""
+        self._calls[call] = on_cancel
+        self._wake.set()
+
+    def discard(self, call: Call) -> None:
+        """Watch the call no more. Event-loop thread only."""
+        self._calls.pop(call, None)
+
+    def close(self) -> None:
+        """End the thread (waits at most 5 s)."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            while self._calls and not self._closed:
+                self._round()
+
+    def _round(self) -> None:
+        began = time.monotonic()
+        for call in list(self._calls):
+            if self._closed:
+                return
+            if call not in self._calls:
+                continue
+            asked = time.monotonic()
+            if self._ask(call) and (on_cancel := self._calls.pop(call, None)) is not None:
+                self._loop.call_soon_threadsafe(on_cancel)
+            time.sleep(max(0.0, self._pause - (time.monotonic() - asked)) if len(self._calls) > 1 else 0)
+        time.sleep(max(0.001, self._interval - (time.monotonic() - began)))
+
+    @staticmethod
+    def _ask(call: Call) -> bool:
+        try:
+            return call.is_cancelled()
+        except Exception:  # noqa: BLE001 - one broken call must not stop the watch
+            log.exception("is_cancelled failed for request %r", call.id)
+            return False

@@ -1,0 +1,349 @@
+"""`AsyncClient`: requests to a model behind Triton, with deadlines, safe retries, and cancellation by leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from triton_lifecycle.errors import InvalidInput, LifecycleError
+
+from . import codec
+from .errors import ModelNotFound, ProtocolError, ServerUnreachable
+from .retry import RetryPolicy
+from .transport import Endpoint, Transport, endpoint, open_transport
+from .types import (
+    Cancellation,
+    Chunk,
+    Completion,
+    ControlRequest,
+    GenerateRequest,
+    Options,
+    Protocol,
+    SamplingOptions,
+    ServerState,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_TIMEOUT_S = 300.0
+_CONTROL_S = 5.0
+_POLL_S = 0.2
+_GRACE_S = 1.0
+"""How long after the server's own limit the client waits for the server's word on it before it gives up itself."""
+
+
+class AsyncClient:
+    """A client of one model on one server, for use inside one event loop.
+
+    Args:
+        url: ``host:port``, with ``grpc://`` or ``http://`` before it if you like; by default the environment's
+            LIFECYCLE_URL, then Triton's standard port on this machine.
+        model: the model asked unless a call names another.
+        protocol: ``"grpc"`` (default) or ``"http"``.
+        timeout: seconds for a whole request unless a call says otherwise.
+        retry: when a request that has brought nothing yet is sent again.
+        headers: sent with every request, over gRPC as metadata.
+
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        model: str = DEFAULT_MODEL,
+        protocol: Protocol | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.endpoint: Endpoint = endpoint(url, protocol)
+        self.model = model
+        self._timeout = _seconds("timeout", timeout)
+        self._retry = retry or RetryPolicy()
+        self._transport: Transport = open_transport(self.endpoint, headers)
+
+    async def generate(self, prompt: str, **options: Unpack[Options]) -> Completion:
+        """Return the model's whole answer. Cancelling the task that waits here cancels the work on the server.
+
+        Raises:
+            LifecycleError: the class, or its ``slug``, says how the request ended.
+
+        """
+        stream = Stream(self, self._build(prompt, stream=False, options=options))
+        async with stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+    def stream(self, prompt: str, **options: Unpack[Options]) -> Stream:
+        """Return the answer as it comes. Leaving the loop, in whatever way, cancels the request on the server."""
+        return Stream(self, self._build(prompt, stream=True, options=options))
+
+    async def status(self, request_id: str) -> Status:
+        """Return what the server knows of a request, by the caller's id or the server's own.
+
+        Raises:
+            UnknownRequest: it knows nothing of it, or no more.
+
+        """
+        return await self._control("status", request_id, Status)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a request from outside; return whether it was still live.
+
+        Raises:
+            UnknownRequest: the server does not know it.
+
+        """
+        return (await self._control("cancel", request_id, Cancellation)).cancelled
+
+    async def state(self) -> ServerState:
+        """Return what the server as a whole is doing."""
+        return await self._control("state", None, ServerState)
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the server has ready."""
+        return await self._transport.models(_CONTROL_S)
+
+    async def is_ready(self) -> bool:
+        """Return whether the server and the model take requests; ``False`` too when nothing answers."""
+        try:
+            return await self._transport.is_ready(self.model, _CONTROL_S)
+        except LifecycleError:
+            return False
+
+    async def wait_ready(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - the error tells what was waited for
+        """Wait until the server and the model take requests.
+
+        Raises:
+            ServerUnreachable: they did not within ``timeout`` seconds.
+            WrongPort: something else answers at the address.
+
+        """
+        until = time.monotonic() + _seconds("timeout", timeout)
+        reason = f"the server answers, but model {self.model!r} is not ready"
+        while (left := until - time.monotonic()) > 0:
+            try:
+                if await self._transport.is_ready(self.model, min(left, _CONTROL_S)):
+                    return
+            except LifecycleError as error:
+                reason = error.message
+            await asyncio.sleep(min(left, _POLL_S))
+        raise ServerUnreachable(f"not ready after {timeout:.0f} s: {reason}")
+
+    async def aclose(self) -> None:
+        """Close the connections within a few seconds; requests under way end as cancelled."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _build(self, prompt: str, *, stream: bool, options: Options) -> GenerateRequest:
+        if not isinstance(prompt, str):
+            raise InvalidInput(f"prompt must be a string, got {type(prompt).__name__}")
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if unknown := sorted(given.keys() - _OPTION_NAMES):
+            raise InvalidInput(
+                f"unknown option {unknown[0]!r}; further fields of vLLM's SamplingParams go into sampling={{...}}"
+            )
+        sampling = {name: given[name] for name in _SAMPLING_NAMES & given.keys()}
+        for name in ("stop", "stop_token_ids"):
+            if name in sampling and not isinstance(sampling[name], str):
+                sampling[name] = tuple(sampling[name])
+        return GenerateRequest(
+            model=given.get("model", self.model),
+            prompt=prompt,
+            request_id=given.get("request_id") or uuid.uuid4().hex,
+            timeout=_seconds("timeout", given.get("timeout", self._timeout)),
+            stream=stream,
+            sampling=SamplingOptions(**sampling, extra=dict(given.get("sampling", {}))),
+            priority=given.get("priority"),
+            tenant=given.get("tenant"),
+            traceparent=given.get("traceparent"),
+            parameters=dict(given.get("parameters", {})),
+        )
+
+    async def _attempts(self, request: GenerateRequest, tally: Tally) -> AsyncGenerator[Chunk, None]:
+        """Send the request, and again where that is safe and the deadline allows it."""
+        tally.started = time.monotonic()
+        attempt = request
+        while True:
+            tally.attempts += 1
+            try:
+                async with aclosing(self._transport.exchange(attempt, attempt.timeout + _GRACE_S)) as answers:
+                    async for chunk in answers:
+                        yield chunk
+            except LifecycleError as error:
+                pause = None if tally.first_chunk_s is not None else self._retry.pause(error, tally.attempts)
+                left = request.timeout - (time.monotonic() - tally.started)
+                if pause is None or pause >= left:
+                    raise await self._explained(error, request.model) from None
+                await asyncio.sleep(pause)
+                attempt = msgspec.structs.replace(request, timeout=left - pause)
+            else:
+                return
+
+    async def _control(self, control: Literal["status", "cancel", "state"], request_id: str | None, kind: type[T]) -> T:
+        request = ControlRequest(model=self.model, control=control, control_id=request_id, timeout=_CONTROL_S)
+        answer: Chunk | None = None
+        try:
+            async with aclosing(self._transport.exchange(request, _CONTROL_S)) as answers:
+                async for chunk in answers:
+                    answer = answer or chunk
+        except LifecycleError as error:
+            raise await self._explained(error, self.model) from None
+        return codec.document(answer, kind)
+
+    async def _explained(self, error: LifecycleError, model: str) -> LifecycleError:
+        """Add to "no such model" which ones there are."""
+        if not isinstance(error, ModelNotFound):
+            return error
+        try:
+            names = ", ".join(await self._transport.models(_CONTROL_S)) or "none"
+        except LifecycleError:
+            return error
+        return ModelNotFound(f"{self.endpoint} has no model {model!r} ready; it has: {names}")
+
+
+class Tally:
+    """What a request has brought so far."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.attempts = 0
+        self.first_chunk_s: float | None = None
+        self.total_s: float | None = None
+        self.prompt_tokens: int | None = None
+        self.output_tokens = 0
+        self._texts: list[list[str]] = []
+        self._reasons: list[str | None] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Take one chunk in."""
+        if self.first_chunk_s is None:
+            self.first_chunk_s = time.monotonic() - self.started
+        for index, text in enumerate(chunk.texts):
+            if index == len(self._texts):
+                self._texts.append([])
+                self._reasons.append(None)
+            self._texts[index].append(text)
+        for index, reason in enumerate(chunk.finish_reasons[: len(self._reasons)]):
+            self._reasons[index] = reason or self._reasons[index]
+        self.output_tokens += chunk.output_tokens
+        self.prompt_tokens = self.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text so far, by sequence."""
+        return tuple("".join(parts) for parts in self._texts)
+
+    @property
+    def finish_reasons(self) -> tuple[str | None, ...]:
+        """Why each sequence ended, so far."""
+        return tuple(self._reasons)
+
+
+class Stream:
+    """The chunks of one answer: an async iterator, and an async context manager that cancels on the way out.
+
+    Attributes:
+        request_id: good for ``status`` and ``cancel`` from the moment of the first chunk.
+
+    """
+
+    def __init__(self, client: AsyncClient, request: GenerateRequest) -> None:
+        self.request_id = request.request_id
+        self._request = request
+        self._tally = Tally()
+        self._chunks = client._attempts(request, self._tally)  # noqa: SLF001 - the other half of the client
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await self._chunks.__anext__()
+        except StopAsyncIteration:
+            self._end()
+            raise
+        self._tally.add(chunk)
+        return chunk
+
+    @property
+    def text(self) -> str:
+        """Text of the first sequence so far."""
+        return self._tally.texts[0] if self._tally.texts else ""
+
+    @property
+    def completion(self) -> Completion:
+        """The answer as a whole, once the iteration has come to its end.
+
+        Raises:
+            RuntimeError: it has not.
+
+        """
+        tally = self._tally
+        if tally.total_s is None or tally.first_chunk_s is None:
+            raise RuntimeError("the stream has not come to its end")
+        return Completion(
+            request_id=self.request_id,
+            model=self._request.model,
+            texts=tally.texts,
+            finish_reasons=tally.finish_reasons,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            first_chunk_s=tally.first_chunk_s,
+            total_s=tally.total_s,
+            attempts=tally.attempts,
+        )
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended."""
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _end(self) -> None:
+        if self._tally.total_s is None:
+            self._tally.total_s = time.monotonic() - self._tally.started
+            if not any(self._tally.finish_reasons):
+                raise ProtocolError(
+                    "the answer ended without a finish reason, so it may be cut short; "
+                    f"{self._tally.output_tokens} tokens had arrived"
+                )
+
+
+def _seconds(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise InvalidInput(f"{name} must be a number of seconds above 0, got {value!r}")
+    return float(value)
+
+
+_OPTION_NAMES = frozenset(Options.__annotations__)
+_SAMPLING_NAMES = _OPTION_NAMES & (frozenset(SamplingOptions.__struct_fields__) - {"extra"})

@@ -1,0 +1,175 @@
+"""Triton's HTTP front end: ``/generate`` for one response, ``/generate_stream`` for many.
+
+Made with aiohttp (which tritonclient brings), because tritonclient itself knows neither of these two routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import aiohttp
+
+from triton_lifecycle.errors import Cancelled, LifecycleError, TotalTimeout
+
+from . import codec
+from .errors import ProtocolError, ServerUnreachable, WrongPort, translate
+from .types import Chunk, ControlRequest, GenerateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from .transport import Endpoint
+
+_CONNECT_S = 5.0
+_FAREWELL_S = 2.0
+
+
+class HttpTransport:
+    """One connection pool to one server. Use it in the event loop in which its first request was made."""
+
+    def __init__(self, where: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        self._where = where
+        self._base = f"{'https' if where.secure else 'http'}://{where.address}/v2"
+        self._headers = dict(headers or {})
+        self._lazy_session: aiohttp.ClientSession | None = None
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def exchange(self, request: GenerateRequest | ControlRequest, limit_s: float) -> AsyncGenerator[Chunk, None]:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        stream = isinstance(request, GenerateRequest) and request.stream
+        path = f"/models/{request.model}/{'generate_stream' if stream else 'generate'}"
+        seen = False
+        try:
+            async with (
+                self._request("POST", path, limit_s, codec.http_body(request)) as response,
+                aclosing(_events(response)) as events,
+            ):
+                async for event in events:
+                    seen = True
+                    chunk = codec.http_chunk(event, http_status=response.status)
+                    if chunk is not None:
+                        yield chunk
+        except (asyncio.CancelledError, GeneratorExit, TotalTimeout):
+            # Closing the connection is noticed by Triton only when it next writes to it. Before the first response,
+            # and for an answer in one piece always, that is too late to save the work: say it in words.
+            if isinstance(request, GenerateRequest) and not seen:
+                self._say_cancel(request)
+            raise
+
+    async def is_ready(self, model: str, limit_s: float) -> bool:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        for path in ("/health/ready", f"/models/{model}/ready"):
+            async with self._request("GET", path, limit_s) as response:
+                if response.status != 200:
+                    return False
+                await response.read()
+        return True
+
+    async def models(self, limit_s: float) -> list[str]:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        async with self._request("POST", "/repository/index", limit_s, b'{"ready":true}') as response:
+            index = codec.parse(await response.read())
+        if not isinstance(index, list):
+            raise ProtocolError(f"expected a list of models from the server, got {str(index)[:80]!r}")
+        return sorted({str(entry["name"]) for entry in index})
+
+    async def close(self) -> None:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        if self._farewells:
+            await asyncio.wait(set(self._farewells), timeout=_FAREWELL_S)
+        self._closed = True
+        for task in self._farewells:
+            task.cancel()
+        if self._lazy_session is not None:
+            await self._lazy_session.close()
+
+    def _say_cancel(self, request: GenerateRequest) -> None:
+        """Order the server to cancel, in the background, so that whoever leaves need not wait."""
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(self._cancel(request))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def _cancel(self, request: GenerateRequest) -> None:
+        order = ControlRequest(model=request.model, control="cancel", control_id=request.request_id)
+        with suppress(LifecycleError):  # best effort: the server may be the reason why we leave
+            async for _ in self.exchange(order, _FAREWELL_S):
+                pass
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, limit_s: float, body: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open a request, close the connection on the way out, and translate the library's errors."""
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
+        try:
+            async with self._session.request(method, self._base + path, data=body, timeout=timeout) as response:
+                yield response
+        except aiohttp.ClientError as error:
+            self._fail(error)
+        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041 - two classes before Python 3.11
+            raise TotalTimeout(f"no complete answer from {self._where} within {limit_s:.1f} s") from None
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise Cancelled("the client is closed")
+        if self._lazy_session is None:
+            self._lazy_session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                headers={"Content-Type": "application/json"} | self._headers,
+            )
+        return self._lazy_session
+
+    def _fail(self, error: aiohttp.ClientError) -> NoReturn:
+        if self._closed:
+            raise Cancelled("the client was closed while the request was under way") from None
+        if isinstance(error, aiohttp.ServerTimeoutError):
+            what = f"{self._where} did not take the connection within {_CONNECT_S:.0f} s"
+            raise ServerUnreachable(f"{what}; is the address right?") from None
+        if isinstance(error, aiohttp.ClientConnectorError):
+            raise ServerUnreachable(
+                f"nothing answers at {self._where} ({error.os_error.strerror or error}); start the server with "
+                "`lifecycle serve`, or name its address"
+            ) from None
+        if isinstance(error, aiohttp.ClientResponseError):
+            raise WrongPort(
+                f"what answers at {self._where} does not speak HTTP; if it is Triton's gRPC port (8001 by default), "
+                "speak gRPC to it or name the HTTP port (8000 by default)"
+            ) from None
+        if isinstance(error, aiohttp.InvalidURL):
+            raise ServerUnreachable(f"{self._where} is not an address") from None
+        raise ServerUnreachable(
+            f"{self._where} closed the connection before the answer was complete ({type(error).__name__}); "
+            "the server is stopping or has died"
+        ) from None
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any, None]:
+    """Yield the JSON values of an answer: of its events, or its whole body."""
+    if response.status in {404, 405} and response.content_type != "application/json":
+        raise WrongPort(_NOT_TRITON.format(response.url.authority))
+    if response.content_type == "text/event-stream":
+        decoder = codec.EventStream()
+        async for data in response.content.iter_any():
+            for event in decoder.feed(data):
+                yield event
+        for event in decoder.finish():
+            yield event
+        return
+    body = await response.read()
+    if response.status == 405:
+        raise WrongPort(_NOT_TRITON.format(response.url.authority))
+    if response.status >= 400 and not body.lstrip().startswith(b"{"):
+        raise translate(body.decode(errors="replace")[:300], http_status=response.status)
+    yield codec.parse(body)
+
+
+_NOT_TRITON = (
+    "{} speaks HTTP but does not know the generate routes; it may be Triton's metrics port (8002 by default) or "
+    "another program: name Triton's HTTP port (8000 by default)"
+)

@@ -1,0 +1,1 @@
+"""Stand-ins for what surrounds the backend; each behaves as the real thing was measured to."""

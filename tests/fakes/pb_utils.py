@@ -1,0 +1,119 @@
+"""A stand-in for ``triton_python_backend_utils``: the part of it that the Triton seam uses.
+
+Like the real sender, it refuses anything after FINAL.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+
+class TritonModelException(Exception):  # noqa: N818 - Triton's name
+    """A model's own error."""
+
+
+class TritonError:
+    """An error with a code."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message, self._code = message, code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+
+class Tensor:
+    """A named array."""
+
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        self._name, self._array = name, array
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        return self._array
+
+
+class InferenceResponse:
+    """Outputs, or an error."""
+
+    def __init__(self, output_tensors: list[Tensor], error: TritonError | None = None) -> None:
+        self.tensors = {tensor.name(): tensor.as_numpy().tolist() for tensor in output_tensors}
+        self.error = error
+
+
+class ResponseSender:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[InferenceResponse | None, bool]] = []
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if self.finals:
+            raise RuntimeError("response sender has been closed")
+        self.sent.append((response, bool(flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL)))
+
+    @property
+    def finals(self) -> int:
+        return sum(final for _, final in self.sent)
+
+    @property
+    def errors(self) -> list[TritonError]:
+        return [response.error for response, _ in self.sent if response is not None and response.error is not None]
+
+    def text(self) -> str:
+        """Return the first sequence's text over all responses."""
+        parts = [response.tensors["text_output"][0] for response, _ in self.sent if response and not response.error]
+        return "".join(parts)
+
+
+class InferenceRequest:
+    """A request as Triton hands it to ``execute``."""
+
+    def __init__(
+        self, tensors: dict[str, Any] | None = None, parameters: dict[str, Any] | None = None, request_id: str = ""
+    ) -> None:
+        self._tensors = [Tensor(name, _array(value)) for name, value in (tensors or {}).items()]
+        self._parameters = json.dumps(parameters or {})
+        self._id = request_id
+        self.sender = ResponseSender()
+        self.cancelled = False
+        self.polls = 0
+
+    def request_id(self) -> str:
+        return self._id
+
+    def inputs(self) -> list[Tensor]:
+        return self._tensors
+
+    def parameters(self) -> str:
+        return self._parameters
+
+    def get_response_sender(self) -> ResponseSender:
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        if self.sender.finals:
+            raise RuntimeError("is_cancelled() after FINAL reads freed memory in the server")
+        self.polls += 1
+        return self.cancelled
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    values = value if isinstance(value, list) else [value]
+    if isinstance(values[0], bool):
+        return np.array(values, dtype=np.bool_)
+    return np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)
