@@ -118,6 +118,9 @@ class Call:
 
     def _parameters(self) -> dict[str, Any]:
         parameters: dict[str, Any] = json.loads(self._request.parameters() or "{}")
+        # Over gRPC Triton takes the timeout out of the parameters and keeps it in the request itself.
+        if timeout := self._request.timeout():
+            parameters.setdefault("timeout", timeout)
         return parameters
 
     def _build(self, outputs: dict[str, list[Any]]) -> Any:  # noqa: ANN401

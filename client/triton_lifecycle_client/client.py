@@ -14,7 +14,7 @@ import msgspec
 from triton_lifecycle.errors import InvalidInput, LifecycleError
 
 from . import codec
-from .errors import ModelNotFound, ProtocolError, ServerUnreachable
+from .errors import ModelNotFound, ProtocolError, ServerUnreachable, WrongPort
 from .retry import RetryPolicy
 from .transport import Endpoint, Transport, endpoint, open_transport
 from .types import (
@@ -141,10 +141,12 @@ class AsyncClient:
             try:
                 if await self._transport.is_ready(self.model, min(left, _CONTROL_S)):
                     return
+            except WrongPort:
+                raise
             except LifecycleError as error:
                 reason = error.message
             await asyncio.sleep(min(left, _POLL_S))
-        raise ServerUnreachable(f"not ready after {timeout:.0f} s: {reason}")
+        raise ServerUnreachable(f"not ready after {timeout:g} s: {reason}")
 
     async def aclose(self) -> None:
         """Close the connections within a few seconds; requests under way end as cancelled."""

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 _OUTPUTS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens")
 
+_REASONS = {
+    "refused": "connection refused",
+    "resolving": "no such host",
+    "unreachable": "network unreachable",
+    "Timeout": "no answer in time",
+    "timed out": "no answer in time",
+}
+
 # A server that comes back is found again within a second, not after gRPC's usual two minutes; a dead peer that
 # leaves no trace (power, cable) is noticed within 30 s.
 _CHANNEL = [
@@ -113,6 +121,8 @@ class GrpcTransport:
             raise TotalTimeout(f"no complete answer from {self._where} within {limit_s:.1f} s") from None
         if self._closed:
             raise Cancelled("the client was closed while the request was under way") from None
+        if status == "UNIMPLEMENTED" or "Received http2 header" in details:
+            raise WrongPort(f"what answers at {self._where} speaks gRPC, but is no Triton ({details})") from None
         if status != "UNAVAILABLE":
             raise translate(details) from None
         if "failed to connect" not in details and "resolving" not in details:
@@ -123,8 +133,8 @@ class GrpcTransport:
                 f"{self._where} closed the connection before the answer was complete ({details}); "
                 "the server is stopping or has died"
             ) from None
-        if "refused" in details or "resolving" in details or "Timeout" in details or "timed out" in details:
-            reason = details.rpartition("error: ")[2].rpartition("UNKNOWN: ")[2]
+        reason = next((said for sign, said in _REASONS.items() if sign in details), None)
+        if reason is not None:
             raise ServerUnreachable(
                 f"nothing answers at {self._where} ({reason}); start the server with `lifecycle serve`, "
                 "or name its address"

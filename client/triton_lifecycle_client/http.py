@@ -6,6 +6,7 @@ Made with aiohttp (which tritonclient brings), because tritonclient itself knows
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +35,8 @@ class HttpTransport:
         self._base = f"{'https' if where.secure else 'http'}://{where.address}/v2"
         self._headers = dict(headers or {})
         self._lazy_session: aiohttp.ClientSession | None = None
+        self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
+        self._open: set[aiohttp.ClientResponse] = set()
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -66,6 +69,11 @@ class HttpTransport:
                 if response.status != 200:
                     return False
                 await response.read()
+        # Triton's metrics port says 200 to everything: only the front end can also say who it is.
+        async with self._request("GET", "", limit_s) as response:
+            about = await response.read()
+        if b'"extensions"' not in about:
+            raise WrongPort(_NOT_TRITON.format(self._where.address))
         return True
 
     async def models(self, limit_s: float) -> list[str]:
@@ -81,8 +89,11 @@ class HttpTransport:
         if self._farewells:
             await asyncio.wait(set(self._farewells), timeout=_FAREWELL_S)
         self._closed = True
-        for task in self._farewells:
+        # Closing the session alone would leave those who wait for an answer waiting.
+        for task in self._farewells | self._opening:
             task.cancel()
+        for response in self._open:
+            response.close()
         if self._lazy_session is not None:
             await self._lazy_session.close()
 
@@ -106,13 +117,25 @@ class HttpTransport:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a request, close the connection on the way out, and translate the library's errors."""
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
+        opening = asyncio.ensure_future(self._session.request(method, self._base + path, data=body, timeout=timeout))
+        self._opening.add(opening)
         try:
-            async with self._session.request(method, self._base + path, data=body, timeout=timeout) as response:
-                yield response
+            async with await opening as response:
+                self._open.add(response)
+                try:
+                    yield response
+                finally:
+                    self._open.discard(response)
+        except asyncio.CancelledError:
+            if self._closed:  # close() ended the request, nobody cancelled this task
+                raise Cancelled("the client was closed while the request was under way") from None
+            raise
         except aiohttp.ClientError as error:
             self._fail(error)
         except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041 - two classes before Python 3.11
             raise TotalTimeout(f"no complete answer from {self._where} within {limit_s:.1f} s") from None
+        finally:
+            self._opening.discard(opening)
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -133,7 +156,7 @@ class HttpTransport:
             raise ServerUnreachable(f"{what}; is the address right?") from None
         if isinstance(error, aiohttp.ClientConnectorError):
             raise ServerUnreachable(
-                f"nothing answers at {self._where} ({error.os_error.strerror or error}); start the server with "
+                f"nothing answers at {self._where} ({_reason(error.os_error)}); start the server with "
                 "`lifecycle serve`, or name its address"
             ) from None
         if isinstance(error, aiohttp.ClientResponseError):
@@ -147,6 +170,10 @@ class HttpTransport:
             f"{self._where} closed the connection before the answer was complete ({type(error).__name__}); "
             "the server is stopping or has died"
         ) from None
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any, None]:

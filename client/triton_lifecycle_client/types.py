@@ -14,7 +14,7 @@ Parameter = int | float | bool | str
 """What a Triton request parameter can be."""
 
 
-class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The common fields of vLLM's SamplingParams; whatever else it has goes into ``extra``.
 
     A field left at ``None`` is not sent, so that the server's default holds. Values are judged by the server alone.
@@ -38,9 +38,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that were set, ``extra`` merged in and winning."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        extra: dict[str, Any] = fields.pop("extra", {})
-        return fields | extra
+        named = {name: getattr(self, name) for name in self.__struct_fields__ if name != "extra"}
+        return {name: value for name, value in named.items() if value is not None} | self.extra
 
 
 class Options(TypedDict, total=False):

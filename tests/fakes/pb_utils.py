@@ -100,6 +100,9 @@ class InferenceRequest:
     def parameters(self) -> str:
         return self._parameters
 
+    def timeout(self) -> int:
+        return 0
+
     def get_response_sender(self) -> ResponseSender:
         return self.sender
 

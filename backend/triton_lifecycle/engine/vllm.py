@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import difflib
-import gc
 import locale
+import os
 import logging
 import math
 import types
@@ -106,9 +106,9 @@ class VLLMEngine:
 
     async def stop(self) -> None:
         """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
-        held = [self._llm] if self._llm is not None else []
-        self._llm = None
-        await asyncio.to_thread(_shutdown, held)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(_shutdown, llm)
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         """Build ``SamplingParams``; raises ``InvalidInput`` with vLLM's reason, or ``UnknownAdapter``."""
@@ -194,10 +194,16 @@ class VLLMEngine:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"model.json: {key!r} is not an argument of this vLLM's AsyncEngineArgs{hint}")
+        class OwnedLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
+            def __del__(self) -> None:
+                """Do nothing: AsyncLLM would shut down a second time, at the interpreter's exit, and fail loudly."""
+
+        # The worker on a CPU never ends by itself; what it may still do after a drain is not worth five seconds.
+        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
         # The default loggers would feed a second Prometheus registry at every step; ours takes four numbers.
         settings = {"enable_log_requests": False, **self._settings, "disable_log_stats": True}
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self._stats.logger_factory()])
+            return OwnedLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self._stats.logger_factory()])
         except Exception as error:
             raise ConfigError(
                 f"model.json: vLLM could not load model {self._settings.get('model')!r}: {type(error).__name__}: {error}"
@@ -244,19 +250,12 @@ class _Stats:
         return Recorder
 
 
-def _shutdown(held: list[Any]) -> None:
-    """Shut down the one AsyncLLM in the list, and let go of it."""
-    if not held:
-        return
-    llm = held.pop()
+def _shutdown(llm: Any) -> None:  # noqa: ANN401
     try:
         llm.shutdown(timeout=STOP_GRACE_S)
     except TypeError:
         # Before shutdown took a timeout.
         llm.shutdown()
-    # AsyncLLM is part of a cycle and shuts down again when it is collected: not at the interpreter's exit, please.
-    del llm
-    gc.collect()
 
 
 def _tokens_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401

@@ -93,15 +93,26 @@ class Footprint:
             if process.status() == psutil.STATUS_ZOMBIE or process.create_time() < self.created - 1:
                 return False
             if os.getsid(process.pid) == self.pid:
-                return True
+                return not self._number_reused()
             return process.environ().get(MARK) == self.mark
         return False
+
+    def _number_reused(self) -> bool:
+        # The kernel gives a number out again only when no process of its session is left.
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
+        except psutil.Error:
+            return False
 
 
 def write_record(path: Path, footprint: Footprint, **more: str) -> None:
     """Write down a running server, so that a later start can clean up after it should its launcher be killed."""
     facts = {"mark": footprint.mark, "prefix": footprint.prefix, "pid": footprint.pid, "created": footprint.created}
-    launcher = {"launcher_pid": os.getpid(), "launcher_created": psutil.Process().create_time()}
+    launcher = {
+        "launcher_pid": os.getpid(),
+        "launcher_created": psutil.Process().create_time(),
+        "booted": psutil.boot_time(),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(facts | launcher | more), encoding="utf-8")
@@ -114,6 +125,9 @@ def dead_servers(folder: Path) -> list[tuple[Path, Footprint]]:
     for path in sorted(folder.glob("*.json")):
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
+            if abs(facts["booted"] - psutil.boot_time()) > 60:  # all of it went with the machine's last run
+                path.unlink(missing_ok=True)
+                continue
             footprint = Footprint(facts["mark"], facts["prefix"], facts["pid"], facts["created"])
             if not footprint.server_lives() and not process_lives(facts["launcher_pid"], facts["launcher_created"]):
                 found.append((path, footprint))
@@ -153,7 +167,7 @@ def _mapped(pid: int) -> set[Path]:
     except OSError:
         return set()
     paths = {Path(line.split(maxsplit=5)[5]) for line in lines if f" {SHM}/" in line}
-    return {path for path in paths if path.name.startswith(_ENGINE_REGIONS)}
+    return {p for p in paths if p.name.startswith(_ENGINE_REGIONS) and not p.name.endswith("(deleted)")}
 
 
 def _is_tracker(process: psutil.Process) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.05
+PROGRESS_S = 5.0
 LOGS_KEPT = 20
 MARGIN_S = 15.0
 """Beyond its exit timeout, Triton needs some seconds to unload the models."""
@@ -172,7 +173,7 @@ class TritonServer:
 
         Args:
             timeout: seconds; a server that is not ready by then is killed.
-            on_progress: receives about one line a second.
+            on_progress: receives a line when the server's work changes, and every few seconds in between.
 
         Raises:
             StartFailed: the server ended or did not get ready in time.
@@ -180,7 +181,7 @@ class TritonServer:
         """
         process = self._started()
         begin = time.monotonic()
-        told = -1
+        told_phase, told_at, next_look = "", 0.0, 0.0
         while not self._is_ready():
             elapsed = time.monotonic() - begin
             if process.poll() is not None:
@@ -199,9 +200,12 @@ class TritonServer:
                     f" (last seen {serverlog.phase(text) or 'starting'}) and was ended:\n"
                     f"{_indented(serverlog.explain(text))}\nIts whole log: {self.log_path}"
                 )
-            if int(elapsed) > told:
-                told = int(elapsed)
-                on_progress(f"{told:3d} s  {serverlog.phase(self.log()) or 'starting tritonserver'}")
+            if elapsed >= next_look:
+                next_look += 0.5
+                phase = serverlog.phase(self.log()) or "starting tritonserver"
+                if phase != told_phase or elapsed >= told_at + PROGRESS_S:
+                    told_phase, told_at = phase, elapsed
+                    on_progress(f"{elapsed:3.0f} s  {phase}")
             time.sleep(POLL_S)
         if self._footprint is not None:
             self._footprint.observe()

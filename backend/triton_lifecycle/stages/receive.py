@@ -10,7 +10,9 @@ from triton_lifecycle.errors import InvalidInput, Unsupported
 from triton_lifecycle.sampling import parse_object
 from triton_lifecycle.triton import RawRequest
 
-OURS: Final = frozenset({"id", "timeout", "timeout_ms", "priority", "tenant", "traceparent", "control", "control_id"})
+OURS: Final = frozenset(
+    {"id", "timeout", "timeout_ms", "priority", "request_priority", "tenant", "traceparent", "control", "control_id"}
+)
 """Request parameters that steer the request's life and are never sampling parameters. (Triton's HTTP front end copies
 the ``id`` of a generate request into its parameters.)"""
 
@@ -31,7 +33,7 @@ async def receive(ctx: Context) -> None:
     ctx.metadata = Metadata(
         caller_id=ctx.call.id,
         stream=stream,
-        priority=_priority(raw.parameters.get("priority", 0)),
+        priority=_priority(raw.parameters.get("request_priority", raw.parameters.get("priority", 0))),
         timeout=_timeout(raw.parameters),
         tenant=_text(raw.parameters, "tenant"),
         traceparent=_text(raw.parameters, "traceparent"),

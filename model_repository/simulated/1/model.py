@@ -1,0 +1,1 @@
+from triton_lifecycle.model import TritonPythonModel as TritonPythonModel

@@ -1,0 +1,133 @@
+"""The engines under contract, each with the loop it runs on and the same few sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import psutil
+
+from tests.fakes import virtual_time
+from triton_lifecycle.engine.simulated import SimulatedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from triton_lifecycle.engine import Engine
+
+    Body = Callable[[Engine], Awaitable[None]]
+
+MAX_MODEL_LEN = 1024
+SLOTS = 4
+"""Sequences that run at once."""
+LIMIT = 30.0
+"""Seconds, of whichever time the engine lives in, that one test may take."""
+WEIGHTS = Path(__file__).parents[2] / "model_repository" / "smollm2" / "1" / "weights"
+
+
+class Subject(Protocol):
+    """Something that runs a test's body on an engine, and proves that nothing of it is left in the engine."""
+
+    def run(self, body: Body) -> None:
+        """Run the body."""
+        ...
+
+
+class Simulated:
+    """A fresh simulated engine for each test, in virtual time."""
+
+    settings = {  # noqa: RUF012 - read only
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": SLOTS,
+        "max_num_batched_tokens": 256,
+        "kv_blocks": 512,
+        "mean_output_tokens": 400.0,
+    }
+
+    def run(self, body: Body) -> None:
+        """Run the body between start and stop."""
+
+        async def whole() -> None:
+            engine = SimulatedEngine.from_settings(self.settings)
+            await engine.start()
+            try:
+                async with asyncio.timeout(LIMIT):
+                    await body(engine)
+                await idle(engine)
+            finally:
+                await engine.stop()
+
+        virtual_time.run(whole)
+
+
+class Real:
+    """One vLLM with SmolLM2 for all tests, in real time, on a loop that lives as long."""
+
+    def __init__(self) -> None:
+        if not WEIGHTS.exists():
+            raise FileNotFoundError(f"{WEIGHTS} is missing; prepare the model with 'make setup'")
+        os.environ.update(
+            VLLM_CPU_KVCACHE_SPACE="1",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL="ERROR",
+            HF_HUB_OFFLINE="1",
+            PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        )
+        from triton_lifecycle.engine.vllm import VLLMEngine
+
+        self._before = set(psutil.Process().children(recursive=True))
+        self._runner = asyncio.Runner()
+        self.engine = VLLMEngine(
+            {
+                "model": str(WEIGHTS),
+                "dtype": "bfloat16",
+                "max_model_len": MAX_MODEL_LEN,
+                "max_num_seqs": SLOTS,
+                "max_num_batched_tokens": 256,
+                "enforce_eager": True,
+                "scheduling_policy": "priority",
+            },
+            str(WEIGHTS.parent),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's and torch's own
+            self._runner.run(self.engine.start())
+
+    def run(self, body: Body) -> None:
+        """Run the body, then wait until the engine is idle."""
+
+        async def whole() -> None:
+            async with asyncio.timeout(LIMIT):
+                await body(self.engine)
+            await idle(self.engine)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._runner.run(whole())
+
+    def close(self) -> None:
+        """Stop vLLM; its processes must be gone soon."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._runner.run(self.engine.stop())
+            self._runner.close()
+        _, alive = psutil.wait_procs(self.children(), timeout=15)
+        assert not alive, f"vLLM left processes: {alive}"
+
+    def children(self) -> list[psutil.Process]:
+        """Return the processes that the engine started, apart from Python's own resource tracker."""
+        started = set(psutil.Process().children(recursive=True)) - self._before
+        return [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+
+
+async def idle(engine: Engine) -> None:
+    """Wait until the engine knows no request; fail after 5 s."""
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + 5
+    while engine.alive and engine.load().requests:
+        assert loop.time() < limit, f"the engine still knows requests: {engine.load()}"
+        await asyncio.sleep(0.01)

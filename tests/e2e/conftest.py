@@ -1,0 +1,93 @@
+"""One real tritonserver with the real vLLM for most tests; tests that end a server start their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from triton_lifecycle.launcher.server import TritonServer
+from triton_lifecycle.launcher.weights import prepare_weights
+from triton_lifecycle_client import Client
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
+START_LIMIT_S = 300.0
+
+StartServer = Callable[..., TritonServer]
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """Return the folder of the real model, converted if it was not yet."""
+    return prepare_weights(REPOSITORY / "smollm2" / "1" / "weights")
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Path:
+    """Return a model repository with the shipped models and the variants that the tests need.
+
+    ``smollm2`` and ``simulated`` are the shipped folders themselves. ``one_slot`` is the real model with room for one
+    running sequence and a large prompt budget, so that queueing and prefilling can be met at will. ``drop_in`` is what
+    a user of the official backend has: ``backend: "vllm"`` and a ``model.json``, nothing of ours. ``short_drain`` is
+    the simulated engine with a drain limit of one second.
+    """
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("smollm2", "simulated"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    engine = json.loads((REPOSITORY / "smollm2" / "1" / "model.json").read_text())
+    model = folder / "one_slot" / "1"
+    shutil.copytree(REPOSITORY / "smollm2" / "1", model, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    shutil.copy(REPOSITORY / "smollm2" / "config.pbtxt", model.parent)
+    (model / "model.json").write_text(json.dumps(engine | {"model": str(weights), "max_num_seqs": 1}))
+    model = folder / "drop_in" / "1"
+    model.mkdir(parents=True)
+    (model.parent / "config.pbtxt").write_text('backend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n')
+    (model / "model.json").write_text(
+        json.dumps({"model": str(weights), "dtype": "bfloat16", "max_model_len": 512, "enforce_eager": True})
+    )
+    shutil.copytree(REPOSITORY / "simulated", folder / "short_drain", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "short_drain" / "request_lifecycle.yaml").write_text(
+        "request_lifecycle:\n  shutdown: {drain_timeout: 1.0}\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Return a function that starts a server and waits until it is ready; what still runs at the end is ended."""
+    started: list[TritonServer] = []
+
+    def start(*models: str, **options: object) -> TritonServer:
+        log = tmp_path_factory.mktemp("server") / "triton.log"
+        server = TritonServer(repository, models=models, log_path=log, **options)
+        started.append(server)
+        server.start()
+        return server.wait_ready(START_LIMIT_S)
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer) -> Iterator[TritonServer]:
+    """Return the shared server with the real model; it must end in order and leave nothing."""
+    before = set(os.listdir("/dev/shm"))
+    running = start_server("smollm2", "simulated")
+    yield running
+    assert running.stop() == 0, running.log()[-4000:]
+    assert running.leftovers == []
+    assert {name for name in os.listdir("/dev/shm") if name.startswith(running.shm_prefix)} == set(), before
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
+    """Return a client of the real model, once over gRPC and once over HTTP."""
+    url = server.grpc_url if request.param == "grpc" else server.http_url
+    with Client(url, model="smollm2", protocol=request.param) as made:
+        yield made

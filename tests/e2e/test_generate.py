@@ -1,0 +1,156 @@
+"""What a caller asks and gets, over both protocols, on the real server with the real model."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from triton_lifecycle import errors
+from triton_lifecycle.launcher.server import TritonServer
+from triton_lifecycle_client import Client
+
+PROMPT = "The capital of France is"
+GREEDY = {"max_tokens": 24, "temperature": 0.0}
+
+
+def post(server: TritonServer, path: str, body: dict, model: str = "smollm2") -> httpx.Response:
+    return httpx.post(f"http://{server.http_url}/v2/models/{model}/{path}", json=body, timeout=60)
+
+
+def test_the_model_knows_paris(client: Client):
+    """A real model answers; the streamed text is the unary text, token for token."""
+    with client.stream(PROMPT, **GREEDY) as stream:
+        chunks = list(stream)
+    assert "Paris" in "".join(chunk.text for chunk in chunks)
+    assert len(chunks) > 8, "tokens come one by one, not all at the end"
+    unary = client.generate(PROMPT, **GREEDY)
+    assert unary.text == "".join(chunk.text for chunk in chunks)
+    assert (unary.finish_reason, unary.output_tokens) == ("length", 24)
+    assert sum(chunk.output_tokens for chunk in chunks) == 24
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "length"
+    assert unary.prompt_tokens == 5
+
+
+def test_every_requests_time_is_explained(client: Client):
+    """The milestones of a finished request are known by the caller's id, in order."""
+    answer = client.generate(PROMPT, **GREEDY)
+    status = client.status(answer.request_id)
+    times = [status.times_ms[name] for name in ("received", "admitted", "scheduled", "first_token", "finished")]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert times[-1] <= answer.total_s * 1e3 + 5
+    assert (status.status, status.output_tokens, status.prompt_tokens) == ("finished", 24, 5)
+
+
+def test_optional_outputs_come_only_when_asked(server: TritonServer):
+    """Without the return_… inputs an answer holds the text alone; with them, what they name."""
+    plain = post(server, "generate", {"text_input": PROMPT, "parameters": {"max_tokens": 2}}).json()
+    assert set(plain) == {"model_name", "model_version", "text_output"}
+    asked = post(
+        server,
+        "generate",
+        {
+            "text_input": PROMPT,
+            "sampling_parameters": json.dumps({"max_tokens": "2", "temperature": "0", "logprobs": 1}),
+            "exclude_input_in_output": True,
+            "return_finish_reason": True,
+            "return_num_input_tokens": True,
+            "return_num_output_tokens": True,
+            "return_cumulative_logprob": True,
+            "return_logprobs": True,
+        },
+    ).json()
+    assert asked["text_output"].startswith(" Paris")
+    assert (asked["finish_reason"], asked["num_input_tokens"], asked["num_output_tokens"]) == ("length", 5, 2)
+    assert asked["cumulative_logprob"] < 0
+    logprobs = json.loads(asked["logprobs"])
+    assert len(logprobs) == 2
+    assert {"logprob", "rank", "decoded_token"} == set(next(iter(logprobs[0].values())))
+
+
+@pytest.mark.parametrize(("exclude", "begins"), [(None, PROMPT), (False, PROMPT), (True, " Paris")])
+def test_the_prompt_is_repeated_unless_excluded(server: TritonServer, exclude, begins):
+    """A unary answer repeats the prompt unless exclude_input_in_output is true."""
+    body = {"text_input": PROMPT, "parameters": GREEDY}
+    if exclude is not None:
+        body["exclude_input_in_output"] = exclude
+    assert post(server, "generate", body).json()["text_output"].startswith(begins)
+
+
+def test_several_sequences(client: Client):
+    """n = 3 gives three texts, each with its own end."""
+    answer = client.generate(PROMPT, n=3, max_tokens=4, seed=1)
+    assert len(answer.texts) == 3
+    assert answer.finish_reasons == ("length",) * 3
+
+
+BAD = [
+    ({"text_input": ""}, "invalid_input", "text_input"),
+    ({"text_input": "a\0b"}, "invalid_input", "NUL"),
+    ({"text_input": "x " * 4096}, "prompt_too_long", "4095"),
+    ({"text_input": "x", "sampling_parameters": "{"}, "invalid_input", "JSON"),
+    ({"text_input": "x", "sampling_parameters": "[]"}, "invalid_input", "JSON object"),
+    ({"text_input": "x", "sampling_parameters": "null"}, "invalid_input", "null"),
+    ({"text_input": "x", "parameters": {"max_tokenz": 3}}, "invalid_input", "'max_tokens'"),
+    ({"text_input": "x", "parameters": {"max_tokens": 0}}, "invalid_input", "max_tokens"),
+    ({"text_input": "x", "parameters": {"max_tokens": "abc"}}, "invalid_input", "max_tokens"),
+    ({"text_input": "x", "parameters": {"temperature": -1}}, "invalid_input", "temperature"),
+    ({"text_input": "x", "sampling_parameters": '{"stop_token_ids":[9999999],"min_tokens":2}'}, "invalid_input", "vocab"),
+    ({"text_input": "x", "sampling_parameters": '{"logit_bias":{"9999999":1}}'}, "invalid_input", "logit_bias"),
+    ({"text_input": "x", "parameters": {"timeout": -5}}, "invalid_input", "timeout"),
+    ({"text_input": "x", "parameters": {"priority": "high"}}, "invalid_input", "priority"),
+    ({"text_input": "x", "parameters": {"lora_name": "nobody"}}, "unknown_adapter", "nobody"),
+    ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "invalid_input", "not allowed"),
+    ({"text_input": "x", "embedding_request": "{}"}, "unsupported", "embedding_request"),
+    ({"text_input": "", "parameters": {"control": "reboot"}}, "invalid_input", "control"),
+    ({"text_input": "", "parameters": {"control": "status", "control_id": "nobody"}}, "unknown_request", "nobody"),
+]
+STATUS = {"invalid_input": 400, "prompt_too_long": 400, "unknown_adapter": 404, "unknown_request": 404, "unsupported": 501}
+
+
+@pytest.mark.parametrize(("body", "slug", "part"), BAD, ids=[str(number) for number in range(len(BAD))])
+def test_bad_input_is_answered_clearly_and_hurts_nobody(server: TritonServer, body, slug, part):
+    """Each fault of a caller has its code and a message that names it; the next request is served."""
+    answer = post(server, "generate", body)
+    error = errors.from_wire(answer.json()["error"])
+    assert answer.status_code == STATUS[slug], answer.text
+    assert error is not None
+    assert error.slug == slug
+    assert part in error.message
+    good = post(server, "generate", {"text_input": PROMPT, "parameters": {"max_tokens": 1, "temperature": 0}})
+    assert "Paris" in good.json()["text_output"]
+
+
+def test_a_model_that_is_not_there_is_named(client: Client):
+    """Asking for an unknown model says so and lists those that there are."""
+    with pytest.raises(errors.LifecycleError, match=r"nobody.*smollm2"):
+        client.generate("x", model="nobody")
+
+
+def test_a_callers_time_limit_ends_the_request(client: Client):
+    """The limit is kept by the server to the step, named in the error, and what was made before was sent."""
+    got = []
+    with pytest.raises(errors.TotalTimeout, match=r"total limit of 0\.6 s"), client.stream(
+        PROMPT, max_tokens=400, ignore_eos=True, timeout=0.6
+    ) as stream:
+        got.extend(stream)
+    assert got
+    status = client.status(stream.request_id)
+    assert status.status == "timed_out"
+    assert 600 <= status.times_ms["finished"] < 800
+
+
+def test_two_requests_with_one_id_both_get_their_own_answer(server: TritonServer):
+    """The caller's id is a label: concurrent requests may share it."""
+    with Client(server.grpc_url, model="smollm2") as one:
+        with one.stream(PROMPT, request_id="same", **GREEDY) as first, one.stream(
+            "Two plus two is", request_id="same", **GREEDY
+        ) as second:
+            texts = ["", ""]
+            for a, b in zip(first, second, strict=False):
+                texts = [texts[0] + a.text, texts[1] + b.text]
+            assert "Paris" in texts[0]
+            assert "Paris" not in texts[1]

@@ -1,0 +1,142 @@
+"""The server's own ends: in order, by force, and what must not be left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.conftest import StartServer
+from triton_lifecycle import errors
+from triton_lifecycle.launcher.server import TritonServer
+from triton_lifecycle_client import Client
+
+LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+
+
+def _processes(server: TritonServer) -> tuple[psutil.Process, list[psutil.Process]]:
+    """Return the stub and everything below it."""
+    for child in psutil.Process(server.pid).children():
+        below = child.children(recursive=True)
+        if "stub" in " ".join(child.cmdline()):
+            return child, below
+    raise AssertionError("no stub runs")
+
+
+def _all_gone(processes: list[psutil.Process], within: float) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=within)
+    return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def _shared_memory(processes: list[psutil.Process]) -> set[str]:
+    found = set()
+    for process in processes:
+        for entry in process.memory_maps(grouped=False):
+            if entry.path.startswith("/dev/shm/"):
+                found.add(entry.path.split(" ")[0])
+    return found
+
+
+@pytest.mark.parametrize("first", ["stub", "tritonserver"])
+def test_kill_9_leaves_nothing(start_server: StartServer, first):
+    """kill -9 of the stub, then of tritonserver (or tritonserver alone): within 10 s no child and no shared memory."""
+    server = start_server("smollm2")
+    stub, below = _processes(server)
+    engine = [process for process in below if process.name().startswith("VLLM")]
+    assert engine, [process.name() for process in below]
+    memory = _shared_memory([psutil.Process(server.pid), stub, *below])
+    assert memory
+    if first == "stub":
+        stub.kill()
+        assert _all_gone(below, 10) == [], "the engine's processes follow the stub"
+    os.kill(server.pid, signal.SIGKILL)
+    assert _all_gone([stub, *below], 10) == []
+    deadline = time.monotonic() + 10
+    while (left := [path for path in memory if os.path.exists(path)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    server.wait(15)
+
+
+def test_sigterm_lets_a_stream_finish(start_server: StartServer):
+    """SIGTERM during a stream of some seconds: the stream completes, new requests are refused, exit code 0."""
+    server = start_server("smollm2")
+    with Client(server.grpc_url, model="smollm2") as client, client.stream(
+        "Tell me a story", max_tokens=100, ignore_eos=True
+    ) as stream:
+        next(stream)
+        began = time.monotonic()
+        server.terminate()
+        refused = None
+        while refused is None and time.monotonic() - began < 3:
+            try:
+                answer = httpx.post(
+                    f"http://{server.http_url}/v2/models/smollm2/generate", json={"text_input": "x"}, timeout=2
+                )
+                refused = answer.status_code if answer.status_code != 200 else None
+            except httpx.TransportError:
+                refused = 503
+        list(stream)
+        lasted = time.monotonic() - began
+        assert stream.completion.output_tokens == 100
+    assert lasted > 2, "the stream was still running when SIGTERM came"
+    assert refused in {400, 503}
+    assert server.wait(60) == 0, server.log()[-4000:]
+    assert "Segfault" not in server.log()
+    assert server.leftovers == []
+
+
+def test_what_outlasts_the_drain_ends_with_its_reason(start_server: StartServer):
+    """A stream longer than drain_timeout ends with `draining`, and the model is gone in time."""
+    server = start_server("short_drain")
+    seen: list[BaseException] = []
+    started = threading.Event()
+
+    def read() -> None:
+        try:
+            with Client(server.grpc_url, model="short_drain") as client:
+                for _ in client.stream("a b c", max_tokens=2000, ignore_eos=True):
+                    started.set()
+        except errors.LifecycleError as error:
+            seen.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(10)
+    began = time.monotonic()
+    httpx.post(f"http://{server.http_url}/v2/repository/models/short_drain/unload", timeout=20)
+    reader.join(20)
+    assert [type(error) for error in seen] == [errors.Draining], seen
+    assert time.monotonic() - began < 10
+    assert server.stop() == 0
+    assert server.leftovers == []
+
+
+def test_the_folder_serves_the_official_backends_models(start_server: StartServer):
+    """`backend: "vllm"` and a model.json alone, served from a backend folder that holds ours."""
+    server = start_server("drop_in")
+    config = httpx.get(f"http://{server.http_url}/v2/models/drop_in/config", timeout=10).json()
+    assert config["backend"] == "vllm"
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert {tensor["name"] for tensor in config["input"]} >= {"text_input", "stream", "sampling_parameters", "image"}
+    with Client(server.grpc_url, model="drop_in") as client:
+        assert "Paris" in client.generate("The capital of France is", max_tokens=4, temperature=0.0).text
+        with pytest.raises(errors.InvalidInput, match="max_tokens"):
+            client.generate("x", sampling={"max_tokenz": 1})
+    assert server.stop() == 0
+    assert server.leftovers == []
+
+
+def test_a_wrong_model_json_is_named(start_server: StartServer, repository):
+    """An unknown key fails the load with the key and the nearest known one; nothing is left over."""
+    folder = repository / "broken"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text('backend: "vllm"\n')
+    (folder / "1" / "model.json").write_text('{"model": "m", "max_model_length": 5}')
+    with pytest.raises(Exception, match=r"max_model_length.*max_model_len"):
+        start_server("broken")

@@ -1,0 +1,101 @@
+"""The guardian ends what a dead stub leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from triton_lifecycle.engine import guardian
+
+STUB = """
+import os, subprocess, sys, time
+from multiprocessing import shared_memory, resource_tracker
+from triton_lifecycle.engine.guardian import MARK, Guardian
+os.environ[MARK] = sys.argv[1]
+keeper = Guardian(sys.argv[1], sys.executable)
+block = shared_memory.SharedMemory(name=sys.argv[2], create=True, size=64)
+resource_tracker.unregister(block._name, "shared_memory")
+child = subprocess.Popen(["sleep", "600"])
+keeper.tell_shared_memory()
+print(child.pid, keeper._process.pid, flush=True)
+if sys.argv[3] == "bye":
+    child.kill(); child.wait(); keeper.dismiss(); block.close(); block.unlink()
+else:
+    time.sleep(600)
+"""
+SERVER = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", *sys.argv[1:]]).wait()
+"""
+
+
+def _gone(pid):
+    return not guardian._alive(pid)
+
+
+def _within(seconds, condition):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def _stub_of(server):
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
+
+
+@pytest.fixture
+def family():
+    """A make-believe tritonserver with a stub that has an engine process, a guardian and shared memory."""
+    mark, name = uuid.uuid4().hex, f"guardian_test_{uuid.uuid4().hex[:8]}"
+    started = []
+
+    def start(mode):
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, STUB, mark, name, mode], stdout=subprocess.PIPE, text=True
+        )
+        started.append(server)
+        child, keeper = map(int, server.stdout.readline().split())
+        return server, child, keeper, Path("/dev/shm") / name
+
+    yield start
+    for server in started:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    guardian.end_processes(guardian.marked_processes(mark))
+
+
+def test_a_killed_stub_takes_its_engine_with_it(family):
+    """kill -9 of the stub: the engine process ends; shared memory goes once the server has gone too."""
+    server, child, keeper, block = family("stay")
+    os.kill(_stub_of(server), 9)
+    assert _within(10, lambda: _gone(child))
+    assert _within(10, lambda: _gone(server.pid) or server.poll() is not None)
+    assert _within(10, lambda: _gone(keeper))
+    assert not block.exists()
+
+
+def test_a_killed_server_takes_its_stub_with_it(family):
+    """kill -9 of the server: a stub that stays is ended, and all it left."""
+    server, child, keeper, block = family("stay")
+    stub = _stub_of(server)
+    server.kill()
+    server.wait()
+    assert _within(10, lambda: _gone(stub) and _gone(child) and _gone(keeper))
+    assert not block.exists()
+
+
+def test_an_orderly_end_needs_no_guardian(family):
+    """After ``bye`` the guardian leaves at once and touches nothing."""
+    server, _, keeper, _ = family("bye")
+    assert server.wait(timeout=10) == 0
+    assert _within(2, lambda: _gone(keeper))

@@ -1,0 +1,77 @@
+"""Sampling parameters: what is taken, what is refused, and how the refusal reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_lifecycle.errors import InvalidInput
+from triton_lifecycle.sampling import parse_object, type_values
+
+FIELDS = {
+    "max_tokens": int | None,
+    "temperature": float,
+    "ignore_eos": bool,
+    "stop": str | list[str] | None,
+    "stop_token_ids": list[int] | None,
+    "logit_bias": dict[int, float] | None,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        ({"max_tokens": "16"}, 16),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 16.0}, 16),
+        ({"temperature": "0.7"}, 0.7),
+        ({"temperature": 1}, 1.0),
+        ({"ignore_eos": "false"}, False),
+        ({"ignore_eos": "true"}, True),
+        ({"stop": "x"}, "x"),
+        ({"stop": ["x"]}, ["x"]),
+        ({"stop_token_ids": [1, "2"]}, [1, 2]),
+        ({"logit_bias": {"5": 1}}, {5: 1.0}),
+    ],
+)
+def test_values_take_their_declared_type(given, typed):
+    """Numbers and booleans may be texts; keys of mappings always are."""
+    [value] = type_values(given, FIELDS).values()
+    assert value == typed
+    assert type(value) is type(typed)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_tokens": "abc"},
+        {"max_tokens": 1.5},
+        {"max_tokens": True},
+        {"max_tokens": [1]},
+        {"temperature": "hot"},
+        {"ignore_eos": "maybe"},
+        {"stop_token_ids": [None]},
+        {"stop_token_ids": ["a"]},
+        {"logit_bias": {"a": 1}},
+        {"temperature": float("inf")},
+    ],
+)
+def test_a_wrong_type_names_the_field_and_the_value(given):
+    """The message says which parameter, what was expected, and what was found."""
+    [name] = given
+    with pytest.raises(InvalidInput, match=rf"sampling_parameters\.{name}: "):
+        type_values(given, FIELDS)
+
+
+def test_an_unknown_key_names_the_nearest():
+    """A slip of the pen is answered with the right name; a foreign key with the list."""
+    with pytest.raises(InvalidInput, match="did you mean 'max_tokens'"):
+        type_values({"max_tokenz": 1}, FIELDS)
+    with pytest.raises(InvalidInput, match="known are ignore_eos, logit_bias"):
+        type_values({"zzz": 1}, FIELDS)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "5", "", '{"a": NaN}', '{"a": Infinity}', "[" * 100_000])
+def test_what_is_no_json_object_is_refused(text):
+    """Malformed JSON, other JSON values, non-finite numbers and deep nesting are the caller's fault."""
+    with pytest.raises(InvalidInput, match="sampling_parameters: "):
+        parse_object("sampling_parameters", text)

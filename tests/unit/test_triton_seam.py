@@ -1,0 +1,163 @@
+"""The Triton seam: reading requests, ordered sends off the loop, and callers that left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.fakes import pb_utils
+from triton_lifecycle.errors import InvalidInput, QueueFull
+from triton_lifecycle.triton import Call, CancelWatch, Lanes
+
+
+class Inline:
+    """Does a job on the spot."""
+
+    def submit(self, job):
+        job()
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+
+def call_of(tensors=None, parameters=None, **kwargs):
+    request = pb_utils.InferenceRequest(tensors, parameters, **kwargs)
+    return request, Call(request, pb_utils, Inline())
+
+
+def test_tensors_become_plain_values():
+    """Strings, booleans and lists come out as Python values; unknown tensors are left out."""
+    _, call = call_of({"text_input": "é🎉", "stream": True, "image": ["a", "b"], "other": "x"}, {"max_tokens": 4})
+    raw = call.read()
+    assert raw.tensors == {"text_input": "é🎉", "stream": True, "image": ["a", "b"]}
+    assert raw.parameters == {"max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        (b"\xff\xfe", "not valid UTF-8 at byte 0"),
+        (b"ab\xed\xa0\x80", "not valid UTF-8 at byte 2"),
+        (np.array([b"a", b"b"], dtype=np.object_), "exactly one element, found 2"),
+        (np.array([], dtype=np.object_), "exactly one element, found 0"),
+    ],
+)
+def test_values_that_cannot_be_read_are_the_callers_fault(value, part):
+    """Invalid UTF-8, lone surrogates and wrong element counts are InvalidInput naming the tensor."""
+    with pytest.raises(InvalidInput, match=f"text_input: .*{part}"):
+        call_of({"text_input": value})[1].read()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "control"),
+    [({}, False), ({"max_tokens": 1}, False), ({"control": "state"}, True), ({"note": 'a "control" word'}, False)],
+)
+def test_control_requests_are_recognised(parameters, control):
+    """Only a parameter named control makes a control request."""
+    assert (call_of({}, parameters)[1].control() is not None) is control
+
+
+def test_an_error_goes_out_with_its_code_and_final():
+    """An error response carries slug, message, hint and code, and is the last."""
+
+    async def scenario():
+        request, call = call_of({})
+        await call.fail(QueueFull("full", retry_after=2.0))
+        [(response, final)] = request.sender.sent
+        assert final
+        assert response.error.code() == pb_utils.TritonError.UNAVAILABLE
+        assert response.error.message() == "queue_full: full; retry after 2.0 s"
+
+    asyncio.run(scenario())
+
+
+def test_nothing_can_follow_final():
+    """A second end is refused before it reaches Triton, and Triton is never asked about an ended request."""
+
+    async def scenario():
+        request, call = call_of({})
+        await call.end()
+        with pytest.raises(RuntimeError, match="twice"):
+            await call.end()
+        assert call.is_cancelled() is False
+        assert request.polls == 0
+
+    asyncio.run(scenario())
+
+
+def test_lanes_keep_the_order_and_free_the_loop():
+    """Jobs of one call run in order on another thread; errors come back through the future."""
+
+    async def scenario():
+        lanes = Lanes(asyncio.get_running_loop(), 2)
+        done, lane = [], lanes.pick()
+        futures = [lane.submit(lambda n=n: (time.sleep(0.001), done.append((n, threading.current_thread().name)))) for n in range(20)]
+        failing = lane.submit(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        await asyncio.gather(*futures)
+        assert [n for n, _ in done] == list(range(20))
+        assert {name for _, name in done}.isdisjoint({threading.main_thread().name})
+        await asyncio.to_thread(lanes.close)
+
+    asyncio.run(scenario())
+
+
+def test_lanes_survive_a_future_nobody_waits_for():
+    """An interrupted send is finished all the same, and later ones are unharmed."""
+
+    async def scenario():
+        lanes = Lanes(asyncio.get_running_loop(), 1)
+        lane, done = lanes.pick(), []
+        lane.submit(lambda: done.append(1)).cancel()
+        await lane.submit(lambda: done.append(2))
+        assert done == [1, 2]
+        await asyncio.to_thread(lanes.close)
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_left_is_reported_once():
+    """The watch calls back on the loop, once, and asks no more; one broken call does not stop it."""
+
+    async def scenario():
+        watch = CancelWatch(asyncio.get_running_loop(), interval=0.01, max_rate=10_000)
+        left, seen = asyncio.Event(), []
+        broken, broken_call = call_of({})
+        broken.is_cancelled = lambda: 1 / 0
+        watch.add(broken_call, lambda: seen.append("broken"))
+        request, call = call_of({})
+        other, other_call = call_of({})
+        watch.add(call, lambda: (seen.append("left"), left.set()))
+        watch.add(other_call, lambda: seen.append("other"))
+        request.cancelled = True
+        await asyncio.wait_for(left.wait(), 2)
+        asked = request.polls
+        await asyncio.sleep(0.05)
+        assert seen == ["left"]
+        assert request.polls == asked
+        assert other.polls > 1
+        watch.discard(other_call)
+        await asyncio.to_thread(watch.close)
+
+    asyncio.run(scenario())
+
+
+def test_the_watch_keeps_to_its_rate():
+    """However many calls are live, no more questions a second are asked than allowed."""
+
+    async def scenario():
+        watch = CancelWatch(asyncio.get_running_loop(), interval=0.001, max_rate=200)
+        requests = [call_of({}) for _ in range(50)]
+        for _, call in requests:
+            watch.add(call, lambda: None)
+        await asyncio.sleep(0.5)
+        polls = sum(request.polls for request, _ in requests)
+        assert 0 < polls <= 110
+        await asyncio.to_thread(watch.close)
+
+    asyncio.run(scenario())
