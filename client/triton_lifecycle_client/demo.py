@@ -29,8 +29,8 @@ def run(repository: Path, model: str, prompt: str, max_tokens: int, *, say: Prog
     """Show it all; returns whether every part of it went as it should."""
     server = TritonServer(repository, models=[model])
     statuses: dict[str, Status] = {}
+    server.start()
     try:
-        server.start()
         with err.status(f"starting tritonserver with {model} …"):
             server.wait_ready(on_progress=say)
         for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):

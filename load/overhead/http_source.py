@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 import msgspec
@@ -143,8 +143,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""

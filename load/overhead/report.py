@@ -19,6 +19,7 @@ from load.overhead.figures import (
     CpuRow,
     EngineRow,
     SimulatedRow,
+    SimulatedSetup,
     Spread,
     Work,
     cpu_rows,

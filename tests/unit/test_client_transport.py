@@ -133,7 +133,7 @@ def test_leaving_the_loop_cancels(fakes: FrontEnds, protocol: str):
     async def work(client: AsyncClient) -> None:
         async for _ in client.stream("hi"):
             break
-        await until(lambda: fakes.asked[0].left.is_set())
+        await until(fakes.asked[0].left.is_set)
 
     drive(fakes, protocol, work)
 

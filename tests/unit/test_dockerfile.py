@@ -144,13 +144,15 @@ def test_the_official_backend_is_kept_beside_ours(instructions: list[Instruction
 
 
 def test_python_models_find_the_package_and_no_foreign_model_py(instructions: list[Instruction], image: Path) -> None:
-    """What PYTHONPATH names holds the same package and the client, but no module named ``model``."""
-    [environment] = [entry.value for entry in instructions if entry.word == "ENV" and "PYTHONPATH=" in entry.value]
-    folder = environment.split("PYTHONPATH=/")[1].split("$")[0]
+    """What the .pth file names holds the same package and the client, but no module named ``model``."""
+    commands = " ".join(entry.value for entry in instructions if entry.word == "RUN")
+    [folder] = re.findall(r"echo /(\S+)\s+> \S+ -c '[^']+'\)/triton_lifecycle\.pth\"", commands)
     package = image / folder / "triton_lifecycle"
     assert package.resolve() == (image / BACKENDS / "lifecycle" / "triton_lifecycle").resolve()
     assert (image / folder / "triton_lifecycle_client" / "cli.py").is_file()
-    assert not (image / folder / "model.py").exists(), "another Python-based backend would import it as its own"
+    assert not (image / folder / "model.py").exists(), "another Python-based backend could take it for its own"
+    settings = [entry.value for entry in instructions if entry.word == "ENV"]
+    assert not any("PYTHONPATH" in value for value in settings), "isolated stubs ignore it"
 
 
 def test_the_model_repository_is_where_the_server_looks(instructions: list[Instruction], image: Path) -> None:

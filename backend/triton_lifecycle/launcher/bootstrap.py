@@ -27,6 +27,7 @@ NEED_BYTES = 4_000_000_000
 STAMP = ".lifecycle-stamp"
 UNFINISHED = ".lifecycle-unfinished"
 TORCH = "torch=="
+ABSENT = ("No matching distribution", "Could not find a version", "ResolutionImpossible")
 TAIL_LINES = 25
 
 _PROBE = (
@@ -117,7 +118,7 @@ def install(python: Path, venv: Path) -> None:
     try:
         pip(python, [torch], total=1)
     except PipFailed as error:
-        if "No matching distribution" in str(error) or "Could not find a version" in str(error):
+        if any(sign in str(error) for sign in ABSENT):
             raise SetupError(no_torch(torch)) from None
         raise
     # --no-deps, because the lock leaves out on purpose what a resolver would bring in: torchvision, torchaudio and

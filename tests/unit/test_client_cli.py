@@ -1,0 +1,384 @@
+"""The command line: output, exit codes and messages, against fake front ends and a fake server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
+from triton_lifecycle import launcher
+from triton_lifecycle.errors import PromptTooLong
+from triton_lifecycle.launcher import DiskFull, LauncherError
+from triton_lifecycle_client import Client, chat, demo, server_cli
+from triton_lifecycle_client.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from click.testing import Result
+
+STATUS = {
+    "id": "u", "caller_id": "r", "model": MODEL, "status": "finished", "stage": "respond", "slug": None,
+    "times_ms": {"received": 0.0, "admitted": 0.5, "first_token": 12.3, "finished": 45.6}, "received_at": 1.0,
+    "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3, "attempts": 1, "finish_reason": "length",
+}  # fmt: skip
+
+
+def answer(ask: Ask) -> Iterator[Say | Fail]:
+    """Answer as the backend would."""
+    control = ask.parameters.get("control")
+    if control == "status":
+        yield Say(json.dumps(STATUS))
+    elif control == "cancel":
+        yield Say('{"id": "u", "cancelled": true}')
+    elif ask.prompt == "long":
+        yield Fail("prompt_too_long: the prompt has 9 tokens, the model takes 8")
+    elif ask.prompt == "mid":
+        yield Say("Par")
+        yield Fail("stall_timeout: no token for 1 s")
+    elif ask.inputs["stream"]:
+        yield Say("Par")
+        yield Say("is 😀", "length")
+    else:
+        yield Say("Paris 😀", "length", 2)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontEnds]:
+    """Run the fake front ends."""
+    monkeypatch.delenv("LIFECYCLE_URL", raising=False)
+    with front_ends(answer) as running:
+        yield running
+
+
+@pytest.fixture
+def run(fakes: FrontEnds) -> Callable[..., Result]:
+    """Return a function that runs a command against the fakes."""
+
+    def invoke(*arguments: str, stdin: bytes | None = None, url: str | None = None) -> Result:
+        return CliRunner().invoke(
+            app, [*arguments, "--model", MODEL, "--url", url or fakes.grpc], input=stdin, env={"COLUMNS": "200"}
+        )
+
+    return invoke
+
+
+def test_generate_prints_the_text(run: Callable[..., Result]):
+    """Without a terminal the whole text comes at once; with --stream it is the same text."""
+    whole = run("generate", "hi")
+    assert (whole.exit_code, whole.stdout) == (0, "Paris 😀\n")
+    assert run("generate", "hi", "--stream").stdout == "Paris 😀\n"
+
+
+def test_generate_over_http_and_from_the_environment(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch):
+    """LIFECYCLE_URL names server and protocol."""
+    monkeypatch.setenv("LIFECYCLE_URL", f"http://{fakes.http}")
+    assert CliRunner().invoke(app, ["generate", "hi", "-m", MODEL]).stdout == "Paris 😀\n"
+
+
+def test_generate_in_json(run: Callable[..., Result]):
+    """One document, or a line for each chunk and one for the end."""
+    whole = json.loads(run("generate", "hi", "--json").stdout)
+    assert (whole["text"], whole["finish_reason"], whole["output_tokens"], whole["prompt_tokens"]) == (
+        "Paris 😀",
+        "length",
+        2,
+        3,
+    )
+    lines = [json.loads(line) for line in run("generate", "hi", "--json", "--stream").stdout.splitlines()]
+    assert [line.get("text") for line in lines] == ["Par", "is 😀", None]
+    assert lines[2]["done"]["text"] == "Paris 😀"
+
+
+def test_options_reach_the_model(run: Callable[..., Result], fakes: FrontEnds):
+    """Sampling options, --param and the request's own options arrive as what they are."""
+    options = {"--max-tokens": "3", "--temperature": "0.5", "--seed": "7", "--priority": "2", "--timeout": "2"}
+    several = ["--stop", "a", "--stop", "b", "--param", "min_p=0.1", "--param", "x=[1]"]
+    assert run("generate", "hi", "--id", "me", *sum(options.items(), ()), *several).exit_code == 0
+    (ask,) = fakes.asked
+    assert json.loads(ask.inputs["sampling_parameters"]) == {
+        "max_tokens": 3, "temperature": 0.5, "stop": ["a", "b"], "seed": 7, "min_p": 0.1, "x": [1],
+    }  # fmt: skip
+    assert (ask.id, ask.parameters["request_priority"], ask.parameters["timeout"]) == ("me", 2, 2_000_000)
+
+
+def test_a_prompt_from_standard_input(run: Callable[..., Result], fakes: FrontEnds):
+    """`-` reads it, line ends and all."""
+    assert run("generate", "-", stdin="zwei\nZeilen ü\n".encode()).exit_code == 0
+    assert fakes.asked[0].prompt == "zwei\nZeilen ü\n"
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "said"), [
+    (["generate", ""], None, "the prompt is empty"),
+    (["generate", "-"], b"", "the prompt is empty"),
+    (["generate", "-"], b"\xff", "not UTF-8"),
+    (["generate", "hi", "--param", "min_p"], None, "KEY=JSON"),
+    (["generate", "hi", "--param", "stop=x"], None, "KEY=JSON"),
+    (["generate", "hi", "--param", "=1"], None, "KEY=JSON"),
+    (["generate", "hi", "--timeout", "0"], None, "--timeout"),
+    (["generate", "hi", "--bogus"], None, "No such option"),
+    (["generate"], None, "Missing argument"),
+    (["chat", "--tokenizer", "/nowhere"], None, "lifecycle prepare"),
+])  # fmt: skip
+def test_wrong_usage(run: Callable[..., Result], fakes: FrontEnds, arguments: list[str], stdin: bytes, said: str):
+    """Exit code 2, a message that says what is wanted, and nothing is sent."""
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not fakes.asked
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://h:1"])
+def test_a_wrong_address(run: Callable[..., Result], url: str):
+    """A malformed address is wrong usage too."""
+    assert run("generate", "hi", url=url).exit_code == 2
+
+
+def test_a_failed_request(run: Callable[..., Result]):
+    """Exit code 1; `slug: message` on stderr, and with --json an object on stdout."""
+    result = run("generate", "long")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "prompt_too_long: the prompt has 9 tokens, the model takes 8\n"
+    assert json.loads(run("generate", "long", "--json").stdout) == {
+        "error": {
+            "slug": "prompt_too_long",
+            "message": "the prompt has 9 tokens, the model takes 8",
+            "retryable": False,
+            "retry_after": None,
+        }
+    }
+
+
+def test_a_failure_after_some_text(run: Callable[..., Result]):
+    """What had come stays on the screen, in a line of its own."""
+    result = run("generate", "mid", "--stream")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "Par\n", "stall_timeout: no token for 1 s\n")
+
+
+def test_no_server_and_the_wrong_port(run: Callable[..., Result], fakes: FrontEnds):
+    """Exit code 3, and what to do."""
+    gone = run("generate", "hi", url="127.0.0.1:1")
+    assert gone.exit_code == 3
+    assert "server_unreachable: nothing answers at grpc://127.0.0.1:1 (connection refused)" in gone.stderr
+    for arguments in (["--url", fakes.http], ["--http"]):
+        wrong = run("generate", "hi", *arguments, url=fakes.http if arguments[0] == "--url" else None)
+        assert wrong.exit_code == 3
+        assert "wrong_port: " in wrong.stderr
+
+
+def test_an_unknown_model(fakes: FrontEnds):
+    """Exit code 1, naming those there are."""
+    result = CliRunner().invoke(app, ["generate", "hi", "-m", "nobody", "--url", fakes.grpc])
+    assert result.exit_code == 1
+    assert "model_not_found" in result.stderr
+    assert "it has: m" in result.stderr
+
+
+def test_status_and_cancel(run: Callable[..., Result]):
+    """Status shows when each point was reached; both speak JSON."""
+    shown = run("status", "r").stdout
+    assert "r: finished" in shown
+    assert "12.3" in shown
+    assert json.loads(run("status", "r", "--json").stdout)["times_ms"]["finished"] == 45.6
+    assert "cancelled" in run("cancel", "r").stdout
+    assert json.loads(run("cancel", "r", "--json").stdout) == {"id": "r", "cancelled": True}
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["status"], ["cancel"], ["serve"], ["demo"]])
+def test_help_teaches(command: list[str]):
+    """Every command explains itself."""
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+    if command and command[0] in {"generate", "chat", "status", "cancel", "serve"}:
+        assert "Example" in result.stdout
+
+
+def test_help_loads_no_heavy_library():
+    """`--help` must not wait for gRPC, numpy, aiohttp or transformers."""
+    code = "import sys, triton_lifecycle_client.cli; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ["grpc", "numpy", "aiohttp", "tritonclient", "transformers", "psutil"]
+    result = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
+    """Ctrl-C during an answer cancels it on the server."""
+
+    def slow(ask: Ask) -> Iterator[Say]:
+        yield Say("a")
+        ask.left.wait(10)
+
+    fakes.model = slow
+    command = [sys.executable, "-m", "triton_lifecycle_client.cli", "generate", "hi", "--stream", "-m", MODEL]
+    with subprocess.Popen([*command, "--url", fakes.grpc], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"a"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert b"Traceback" not in told
+    assert fakes.asked[0].left.wait(2)
+
+
+class Lines:
+    """Plays the user of a chat: each read gives the next line, or raises it."""
+
+    def __init__(self, *lines: str | type[BaseException]) -> None:
+        self._lines = iter(lines)
+
+    def __call__(self, _: str) -> str:
+        """Return the next line."""
+        line = next(self._lines, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+
+def plain(messages: list[dict[str, str]]) -> str:
+    """Write a conversation in one line."""
+    return " | ".join(f"{m['role'][0]}:{m['content']}" for m in messages)
+
+
+def test_chat_remembers_and_forgets(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
+    """Each prompt holds the turns before it; /reset begins anew; Ctrl-C at the prompt does not leave."""
+    with Client(fakes.grpc, model=MODEL) as client:
+        user = Lines("one", KeyboardInterrupt, "two", "/reset", "", "/what", "three", "/exit", "never")
+        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user)
+    assert [ask.prompt for ask in fakes.asked] == [
+        "s:be brief | u:one",
+        "s:be brief | u:one | a:Paris 😀 | u:two",
+        "s:be brief | u:three",
+    ]
+    assert capsys.readouterr().out == "Paris 😀\n" * 3
+
+
+def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
+    """A question that failed is taken back; the error and a hint are shown."""
+    refuse = iter([PromptTooLong("the prompt has 9 tokens, the model takes 8").wire()])
+    fakes.model = lambda ask: iter([Fail(text)]) if (text := next(refuse, None)) else answer(ask)
+    with Client(fakes.grpc, model=MODEL) as client:
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
+    assert fakes.asked[1].prompt == "u:two"
+    assert "/reset" in capsys.readouterr().err
+
+
+def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
+    """The answer is cancelled on the server, what had come is kept, and the chat goes on."""
+
+    def interrupting(ask: Ask) -> Iterator[Say | Fail]:
+        if "a:" in ask.prompt:
+            yield from answer(ask)
+            return
+        yield Say("half")
+        os.kill(os.getpid(), signal.SIGINT)
+        ask.left.wait(5)
+
+    fakes.model = interrupting
+    with Client(fakes.grpc, model=MODEL) as client:
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
+    assert fakes.asked[0].left.is_set()
+    assert fakes.asked[1].prompt in {"u:one | a:half | u:two", "u:two"}
+
+
+def test_ports_that_are_given_are_kept_and_others_are_free():
+    """A usual port that is in use is replaced by a free one; one that was asked for is not."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        chosen = server_cli.choose_ports("127.0.0.1", number, None, None)
+    assert chosen.http == number
+    chosen.__class__(chosen.grpc, chosen.metrics, number).check("127.0.0.1")
+
+
+class FakeServer:
+    """Stands where TritonServer stands, with the fake front ends behind it."""
+
+    shm_prefix = "tlc_none_"
+    log_path = Path("server.log")
+    leftovers: tuple[str, ...] = ()
+
+    def __init__(self, fakes: FrontEnds, code: int = 0, fail: LauncherError | None = None) -> None:
+        self.grpc_url, self.http_url, self._code, self._fail = fakes.grpc, fakes.http, code, fail
+        self.stopped = False
+
+    def start(self) -> None:
+        """Start, or fail as told."""
+        if self._fail:
+            raise self._fail
+
+    def wait_ready(self, timeout: float = 0, on_progress: Callable[[str], None] = print) -> None:
+        """Be ready at once."""
+        on_progress("loading m")
+
+    def stop(self) -> int:
+        """Stop with the exit code that was asked for."""
+        assert not self._fail, "never started"
+        self.stopped = True
+        return self._code
+
+    def processes(self) -> list[Any]:
+        """Leave nothing."""
+        return []
+
+
+@pytest.mark.parametrize(("code", "exit_code", "said"), [(0, 0, "no process and no shared"), (1, 1, "exit code 1")])
+def test_demo(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int, said: str):
+    """Both answers, one table, and the truth about what is left; success only if all is good."""
+    server = FakeServer(fakes, code)
+    monkeypatch.setattr(demo, "TritonServer", lambda *_, **__: server)
+    result = CliRunner().invoke(app, ["demo", "-m", MODEL, "--prompt", "hi "], env={"COLUMNS": "200"})
+    assert result.exit_code == exit_code
+    assert result.stdout.count("hi Paris 😀\n") == 2
+    assert "first token" in result.stdout
+    assert said in result.stdout
+    assert server.stopped
+
+
+def test_demo_that_cannot_start(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch):
+    """A fault of the set-up is told in its own words, with exit code 1."""
+    fault = DiskFull("the model", Path("/data"), need=300_000_000, free=1_000_000)
+    monkeypatch.setattr(demo, "TritonServer", lambda *_, **__: FakeServer(fakes, fail=fault))
+    result = CliRunner().invoke(app, ["demo", "-m", MODEL])
+    assert result.exit_code == 1
+    assert "300 MB" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_serve_with_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The port and what to do are named before anything is started."""
+    (tmp_path / "m").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        monkeypatch.setattr(launcher, "project_root", lambda: tmp_path)
+        result = CliRunner().invoke(app, ["serve", "--model-repository", str(tmp_path), "--http-port", port])
+    assert result.exit_code == 1
+    assert port in result.stderr
+
+
+def test_bench_outside_a_checkout(monkeypatch: pytest.MonkeyPatch):
+    """Without the project's load folder, bench says so."""
+    monkeypatch.setitem(sys.modules, "load", None)
+    result = CliRunner().invoke(app, ["bench"])
+    assert result.exit_code == 1
+    assert "checkout" in result.stderr
+
+
+def test_typer_knows_all_commands():
+    """Only commands that exist now are offered."""
+    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    assert names == {"generate", "chat", "status", "cancel", "serve", "prepare", "doctor", "demo", "bench"}
+    assert isinstance(app, typer.Typer)
