@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .client import AsyncClient, Stream
+    from .client import AsyncClient
     from .errors import ModelNotFound, ProtocolError, ServerUnreachable, WrongPort
     from .retry import NO_RETRY, RetryPolicy
+    from .stream import Stream
     from .sync import Client, SyncStream
     from .types import Chunk, Completion, Options, SamplingOptions, ServerState, Status
 
@@ -35,9 +36,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "client": ("AsyncClient", "Stream"),
+    "client": ("AsyncClient",),
     "errors": ("ModelNotFound", "ProtocolError", "ServerUnreachable", "WrongPort"),
     "retry": ("NO_RETRY", "RetryPolicy"),
+    "stream": ("Stream",),
     "sync": ("Client", "SyncStream"),
     "types": ("Chunk", "Completion", "Options", "SamplingOptions", "ServerState", "Status"),
 }

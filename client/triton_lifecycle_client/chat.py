@@ -100,6 +100,8 @@ def run(client: Client, conversation: Conversation, options: Options, *, read: C
         try:
             line = read("› " if sys.stdin.isatty() else "").strip()  # noqa: RUF001 - a prompt sign, not a bracket
         except EOFError:
+            if sys.stdin.isatty():
+                write("\n")
             return
         except KeyboardInterrupt:
             err.print(f"\n[dim]{_HELP}[/]")

@@ -19,6 +19,7 @@ from triton_lifecycle.errors import Cancelled, TotalTimeout
 
 from . import codec
 from .errors import ServerUnreachable, WrongPort, translate
+from .transport import cancelled_by_caller
 from .types import Chunk, ControlRequest, GenerateRequest
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             self._fail(error.code().name, error.details() or "", limit_s)
         except asyncio.CancelledError:
-            if self._closed:  # close() ended the call, nobody cancelled this task
+            if self._closed and not cancelled_by_caller():  # close() ended the call, nobody cancelled this task
                 raise Cancelled("the client was closed while the request was under way") from None
             raise
         finally:

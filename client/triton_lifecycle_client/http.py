@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
-from triton_lifecycle.errors import Cancelled, LifecycleError, TotalTimeout
+from triton_lifecycle.errors import Cancelled, LifecycleError, TotalTimeout, UnknownRequest
 
 from . import codec
 from .errors import ProtocolError, ServerUnreachable, WrongPort, translate
+from .transport import cancelled_by_caller
 from .types import Chunk, ControlRequest, GenerateRequest
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 _FAREWELL_S = 2.0
+_OVERTAKEN_S = 0.05
 
 
 class HttpTransport:
@@ -108,7 +110,16 @@ class HttpTransport:
     async def _cancel(self, request: GenerateRequest) -> None:
         order = ControlRequest(model=request.model, control="cancel", control_id=request.request_id)
         with suppress(LifecycleError):  # best effort: the server may be the reason why we leave
-            async for _ in self.exchange(order, _FAREWELL_S):
+            try:
+                await self._order(order)
+            except UnknownRequest:
+                # The order may have overtaken the request, which was on another connection.
+                await asyncio.sleep(_OVERTAKEN_S)
+                await self._order(order)
+
+    async def _order(self, order: ControlRequest) -> None:
+        async with aclosing(self.exchange(order, _FAREWELL_S / 2)) as answers:
+            async for _ in answers:
                 pass
 
     @asynccontextmanager
@@ -127,12 +138,12 @@ class HttpTransport:
                 finally:
                     self._open.discard(response)
         except asyncio.CancelledError:
-            if self._closed:  # close() ended the request, nobody cancelled this task
+            if self._closed and not cancelled_by_caller():  # close() ended the request, nobody cancelled this task
                 raise Cancelled("the client was closed while the request was under way") from None
             raise
         except aiohttp.ClientError as error:
             self._fail(error)
-        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041 - two classes before Python 3.11
+        except TimeoutError:
             raise TotalTimeout(f"no complete answer from {self._where} within {limit_s:.1f} s") from None
         finally:
             self._opening.discard(opening)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import CancelledError as FutureCancelled
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from triton_lifecycle.errors import Cancelled
 
-from .client import DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient, Stream
+from .client import DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .retry import RetryPolicy
+    from .stream import Stream
     from .transport import Endpoint
     from .types import Chunk, Completion, Options, Protocol, ServerState, Status
 
@@ -162,7 +162,7 @@ class Client:
             return
         loop, self._loop = self._loop, None
         try:
-            with suppress(FutureTimeout):
+            with suppress(TimeoutError):
                 loop.result(loop.submit(self._client.aclose()), _CLOSE_S)
         finally:
             _Loop.release()

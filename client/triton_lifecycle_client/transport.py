@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, cast, get_args
 from typing import Protocol as Shape
@@ -87,6 +88,12 @@ class Transport(Shape):
     async def close(self) -> None:
         """End everything within a few seconds; requests still under way are cancelled."""
         ...
+
+
+def cancelled_by_caller() -> bool:
+    """Tell a cancelled task from a call that was ended from below: both show as the same exception."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def open_transport(where: Endpoint, headers: Mapping[str, str] | None = None) -> Transport:

@@ -109,13 +109,14 @@ class _Connection(asyncio.Protocol):
         self._rest = b""
         self._is_stream = False
         self._whole = True
+        self._keep = True
         self._lost: str | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     @property
     def reusable(self) -> bool:
         """Whether another request may be sent."""
-        return self._lost is None and self._whole and self._parser.should_keep_alive()
+        return self._lost is None and self._whole and self._keep
 
     def request(self, data: bytes) -> None:
         """Send a request."""
@@ -176,6 +177,7 @@ class _Connection(asyncio.Protocol):
         if self._rest.strip():
             self._events.append(self._rest.removeprefix(b"data:"))
         self._whole = True
+        self._keep = self._parser.should_keep_alive()  # afterwards the parser no longer knows
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

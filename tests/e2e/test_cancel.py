@@ -13,7 +13,7 @@ from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle_client import AsyncClient
 
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
-CANCELS_EACH = 34
+CANCELS_EACH = int(__import__("os").environ.get("N","34"))
 """Over two protocols and three states: 204 cancels."""
 
 

@@ -155,6 +155,20 @@ def test_leaving_before_the_first_response_cancels(fakes: FrontEnds, protocol: s
     drive(fakes, protocol, work)
 
 
+def test_a_cancel_that_overtook_its_request_is_repeated(fakes: FrontEnds):
+    """Over HTTP order and request take two connections: an order for an id not yet known is given once more."""
+    answers = iter([Fail("unknown_request: no request 'r'"), Say('{"id": "u", "cancelled": true}')])
+    fakes.model = lambda ask: iter([next(answers)]) if ask.parameters.get("control") else waits()(ask)
+
+    async def work(client: AsyncClient) -> None:
+        task = asyncio.create_task(client.generate("hi", request_id="r"))
+        await until(lambda: fakes.asked)
+        task.cancel()
+        await until(lambda: fakes.cancels == ["r", "r"])
+
+    drive(fakes, "http", work)
+
+
 def test_an_error_in_the_middle(fakes: FrontEnds, protocol: str):
     """The text before it has arrived, its class is ours, and nothing is sent again."""
     fakes.model = says(Say("a"), Fail("stall_timeout: no token for 1 s"))

@@ -284,7 +284,7 @@ def _safely(name: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
     except Exception as error:  # noqa: BLE001 - a doctor that falls ill helps nobody
-        return Check(name, "warn", f"could not look: {error}")
+        return Check(name, "warn", f"could not look: {error}", "Report this fault.")
 
 
 def _loaded_libpython(installation: Installation) -> str | None:

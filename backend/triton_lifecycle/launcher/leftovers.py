@@ -18,6 +18,7 @@ import psutil
 
 MARK = "TRITON_LIFECYCLE_SERVER"
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for POSIX shared memory
+PATIENCE_S = 2.0
 _ENGINE_REGIONS = ("psm_", "sem.", "torch_", "mp-", "vllm")
 """How Python's and torch's shared memory is named; other mapped files may be a client's and are never touched."""
 
@@ -63,11 +64,11 @@ class Footprint:
                 self._regions.update(_mapped(process.pid))
         return processes
 
-    def sweep(self, *, patience_s: float = 2.0) -> list[str]:
+    def sweep(self, *, patience_s: float | None = None) -> list[str]:
         """End every process and remove every region that is left once tritonserver is gone.
 
         Args:
-            patience_s: how long processes that are already ending may take.
+            patience_s: how long processes that are already ending may take; by default ``PATIENCE_S``.
 
         Returns:
             A line for each thing that had to be removed by force; empty after a clean stop.
@@ -75,7 +76,7 @@ class Footprint:
         """
         told: list[str] = []
         processes = self.observe()
-        _, alive = psutil.wait_procs(processes, timeout=patience_s)
+        _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S if patience_s is None else patience_s)
         # A resource tracker ends by itself after its users, and removes their shared memory when it does.
         trackers = [process for process in alive if _is_tracker(process)]
         told += _kill([process for process in alive if process not in trackers])

@@ -126,7 +126,8 @@ class Language:
 def _weigh(vocabulary: Vocabulary) -> list[int]:
     """Return a table in which likely tokens stand more often."""
     common = [vocabulary.ids[word] for word in vocabulary.common if word in vocabulary.ids]
-    rare = list(range(FIRST_WORD, len(vocabulary)))
+    # With a space in front: words that touch would be read back as one.
+    rare = [token for word, token in vocabulary.ids.items() if word.startswith(" ")]
     single = [vocabulary.ids[char] for char in SINGLE if char in vocabulary.ids]
     split = [FIRST_BYTE + char.encode()[0] for char in SPLIT]
     marks = [FIRST_BYTE + byte for byte in b".,.,.,.?!\n"]
