@@ -8,6 +8,7 @@ failing is removed and reported.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections import defaultdict, deque
@@ -96,6 +97,8 @@ class QueuedSubscription(Subscription):
         self._size = size
         self._queue: deque[Event] = deque()
         self._ready = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"event-handler-{name}")
 
     def offer(self, event: Event) -> None:
@@ -122,9 +125,9 @@ class QueuedSubscription(Subscription):
 
     async def drained(self, timeout: float) -> bool:  # noqa: ASYNC109 - a bound, not a cancellation
         """Wait until the queue is empty, at most ``timeout`` seconds; return whether it is."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self._queue and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
         return not self._queue
 
     def _enqueue(self, event: Event) -> None:
@@ -132,6 +135,7 @@ class QueuedSubscription(Subscription):
             self.counts.dropped += 1
             return
         self._queue.append(event)
+        self._empty.clear()
         self._ready.set()
 
     async def _run(self) -> None:
@@ -142,6 +146,7 @@ class QueuedSubscription(Subscription):
                 await self._handle(self._queue[0])
                 if self._queue:
                     self._queue.popleft()
+            self._empty.set()
 
     async def _handle(self, event: Event) -> None:
         try:
@@ -199,7 +204,7 @@ class Bus:
         """
         if len(self._subscriptions) >= self._max_handlers:
             raise ValueError(f"the bus takes at most {self._max_handlers} handlers (event_driven.max_event_handlers)")
-        label = name or getattr(handler, "__qualname__", type(handler).__name__)
+        label = name or str(getattr(handler, "__qualname__", type(handler).__name__))
         chosen = tuple(types)
         subscription: Subscription
         if inspect.iscoroutinefunction(handler):

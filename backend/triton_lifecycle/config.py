@@ -208,7 +208,10 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(document["request_lifecycle"] or {})
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']} (found {_short(e['input'])})" for e in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']} (found {_short(e['input'])})"
+            for e in error.errors()
+        ]
         raise ConfigError(f"{path}: {len(lines)} problem(s):\n" + "\n".join(lines)) from None
 
 

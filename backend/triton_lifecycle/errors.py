@@ -186,13 +186,20 @@ def _leaves(root: type[LifecycleError]) -> dict[str, type[LifecycleError]]:
 BY_SLUG: dict[str, type[LifecycleError]] = _leaves(LifecycleError)
 """Every class of the tree by its slug."""
 
-_WIRE = re.compile(r"(?P<slug>[a-z_]+): (?P<message>.*?)(?:; retry after (?P<after>[0-9.]+) s)?$", re.DOTALL)
+_WIRE = re.compile(
+    rf"\b(?P<slug>{'|'.join(sorted(BY_SLUG, key=len, reverse=True))}): "
+    r"(?P<message>.*?)(?:; retry after (?P<after>[0-9.]+) s)?$",
+    re.DOTALL,
+)
 
 
 def from_wire(text: str) -> LifecycleError | None:
-    """Turn a message made by :meth:`LifecycleError.wire` back into its error; ``None`` if it is not one of ours."""
+    """Turn a message made by :meth:`LifecycleError.wire` back into its error; ``None`` if it is not one of ours.
+
+    A front end's own words before the message do no harm.
+    """
     match = _WIRE.search(text)
-    if match is None or match["slug"] not in BY_SLUG:
+    if match is None:
         return None
     after = match["after"]
     return BY_SLUG[match["slug"]](match["message"], retry_after=float(after) if after else None)

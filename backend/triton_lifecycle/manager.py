@@ -20,14 +20,7 @@ from triton_lifecycle.bus import Bus, NoBus
 from triton_lifecycle.config import Config
 from triton_lifecycle.context import Contexts
 from triton_lifecycle.engine import Engine
-from triton_lifecycle.engine.guardian import (
-    MARK,
-    Guardian,
-    end_processes,
-    marked_processes,
-    remove_shared_memory,
-    shared_memory_of,
-)
+from triton_lifecycle.engine.guardian import MARK, Guardian
 from triton_lifecycle.errors import Draining, LifecycleError
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
@@ -96,8 +89,9 @@ class Manager:
             return
         self._stopped = True
         limit = self._config.shutdown.drain_timeout + STOP_MARGIN_S
-        # vLLM kills what does not end in time, and the killed leave their shared memory.
-        memory = shared_memory_of(self._engine_processes()) - shared_memory_of([os.getpid(), os.getppid()])
+        if self._guardian is not None:
+            # vLLM kills what does not end in time, and the killed leave their shared memory: the guardian takes note.
+            self._guardian.expect_end()
         if self._thread.is_alive():
             try:
                 self._on_loop(self._stop()).result(timeout=limit)
@@ -107,9 +101,6 @@ class Manager:
                 log.exception("stopping failed; what is left is killed")
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=STOP_MARGIN_S)
-        left = self._engine_processes()
-        end_processes(left, grace=1.0 if left else 0.0)
-        remove_shared_memory(memory)
         if self._guardian is not None:
             self._guardian.dismiss()
 
@@ -132,9 +123,6 @@ class Manager:
             "counts": dict(self._contexts.counts),
             "handlers": self._bus.counts(),
         }
-
-    def _engine_processes(self) -> list[int]:
-        return [pid for pid in marked_processes(self._mark) if pid != os.getpid()]
 
     async def _start(self) -> None:
         config = self._config
@@ -235,7 +223,8 @@ def _python() -> str:
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
     try:
-        import uvloop
+        import uvloop  # noqa: PLC0415 - comes with vLLM; without it asyncio's own loop serves
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -12,6 +12,7 @@ import msgspec
 
 from triton_lifecycle.errors import InvalidInput
 
+
 def parse_object(field: str, text: str) -> dict[str, Any]:
     """Parse a JSON object; an empty text counts as an empty object, as it does for the official backend's clients.
 
@@ -56,7 +57,9 @@ def _convert(name: str, value: Any, declared: Any) -> Any:  # noqa: ANN401
         return msgspec.convert(value, declared, strict=isinstance(value, bool))
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "")
-        raise InvalidInput(f"sampling_parameters.{name}: {reason[:1].lower()}{reason[1:]}, found {_short(value)}") from None
+        raise InvalidInput(
+            f"sampling_parameters.{name}: {reason[:1].lower()}{reason[1:]}, found {_short(value)}"
+        ) from None
     except TypeError:
         # A type that msgspec cannot judge (arrays, vLLM's own classes): the engine will.
         return value

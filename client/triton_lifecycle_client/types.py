@@ -195,7 +195,7 @@ class ServerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the server is doing as a whole: ``counts`` are since its start, the others are of now."""
 
     live: int
-    engine: dict[str, float | None] = {}
+    engine: dict[str, float | bool | None] = {}
     counts: dict[str, int] = {}
 
 

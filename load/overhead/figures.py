@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from load.overhead.measure import Sample, percentile
-from load.overhead.processes import Serving  # noqa: TC001 - msgspec reads it at run time
+from load.overhead.processes import Serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

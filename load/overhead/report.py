@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich import box
 from rich.table import Table
 
 from load.overhead.figures import (
@@ -28,7 +29,7 @@ from load.overhead.figures import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -71,7 +72,8 @@ def show(findings: Findings, console: Console) -> None:
     if facts["load_average"] > facts["cores"] / 4:
         console.print("The machine was busy when this began: the figures are worth less.", style="yellow")
     if rows := engine_rows(findings.cells):
-        console.print(_engine_table(rows))
+        console.print(_throughput_table(rows))
+        console.print(_latency_table(rows))
         for line in aims(rows):
             console.print(line)
         idle = max(cell.other_engine for cell in findings.cells)
@@ -107,7 +109,7 @@ def aims(rows: Sequence[EngineRow]) -> list[str]:
         if row.ratio is not None and row.concurrency == 32:
             verdict = "met" if row.ratio.median >= AIM_RATIO else "missed"
             lines.append(
-                f"{row.target}, 32 concurrent: {_percent(row.ratio)} of bare; aim ≥ {AIM_RATIO:.0%}: {verdict}"
+                f"{row.target}, 32 concurrent: {_percent(row.ratio)} % of bare; aim ≥ {AIM_RATIO:.0%}: {verdict}"
             )
         if row.first_added is not None and row.concurrency == 1:
             verdict = "met" if row.first_added.median <= AIM_FIRST_MS else "missed"
@@ -116,60 +118,79 @@ def aims(rows: Sequence[EngineRow]) -> list[str]:
     return lines
 
 
-def _engine_table(rows: Sequence[EngineRow]) -> Table:
-    table = Table(title=f"Ours against the bare engine: median (lowest to highest) of {rows[0].rounds} round(s)")
-    for name in ("concurrent", "", "tokens/s", "of bare", "first token p50 ms", "p99 ms", "p50 over bare ms"):
-        table.add_column(name, justify="left" if not name else "right")
-    for name in ("between tokens p50 ms", "tokens per response", "client µs/token"):
-        table.add_column(name, justify="right")
-    last = None
-    for row in rows:
-        if last not in {None, row.concurrency}:
-            table.add_section()
-        last = row.concurrency
+def _throughput_table(rows: Sequence[EngineRow]) -> Table:
+    table = Table(
+        title=f"Ours against the bare engine at n concurrent requests, {rows[0].rounds} round(s): median (lowest…highest)",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    _columns(table, "n", "", "tokens/s", "% of bare", "tokens per\nresponse", "client\nµs/token")
+    for row in _sections(table, rows):
         table.add_row(
             str(row.concurrency),
             row.target,
             _spread(row.tokens_per_s, ".0f"),
             "" if row.ratio is None else _percent(row.ratio),
+            f"{row.tokens_per_response:.2f}",
+            f"{row.client_us_per_token:.0f}",
+        )
+    table.caption = "bare AsyncLLM runs inside its client: its µs/token include vLLM's front half"
+    return table
+
+
+def _latency_table(rows: Sequence[EngineRow]) -> Table:
+    table = Table(title="First token and time between tokens, ms", box=box.SIMPLE_HEAD, pad_edge=False)
+    _columns(table, "n", "", "first\np50", "first\np99", "first p50\nover bare", "between\np50")
+    for row in _sections(table, rows):
+        table.add_row(
+            str(row.concurrency),
+            row.target,
             f"{row.first_p50:.1f}",
             f"{row.first_p99:.1f}",
             "" if row.first_added is None else _spread(row.first_added, "+.1f"),
             f"{row.gap_p50:.1f}",
-            f"{row.tokens_per_response:.2f}",
-            f"{row.client_us_per_token:.0f}",
         )
-    table.caption = "bare AsyncLLM runs inside its client: its µs/token include vLLM's front half, ours only the client"
     return table
 
 
 def _cpu_table(rows: Sequence[CpuRow]) -> Table:
-    table = Table(title=f"CPU per streamed token at 64 concurrent, µs: median (lowest to highest) of {rows[0].rounds}")
-    for name in ("", "tritonserver + stub", "official*", "stub", "official*", "tritonserver", "official*"):
-        table.add_column(name, justify="right" if name else "left")
-    for name in ("tokens per response", "tokens/s", "client"):
-        table.add_column(name, justify="right")
+    rounds = rows[0].rounds
+    table = Table(title=f"CPU per streamed token at 64 concurrent, µs, {rounds} round(s)", box=box.SIMPLE_HEAD)
+    _columns(table, "", "together", "stub", "tritonserver", "tokens per\nresponse", "tokens/s")
     for row in rows:
-        both, stub = OFFICIAL_US[row.transport]
         table.add_row(
             row.transport,
             _spread(row.both, ".0f"),
-            str(both),
             _spread(row.stub, ".0f"),
-            str(stub),
             _spread(row.tritonserver, ".0f"),
-            str(both - stub),
             f"{row.tokens_per_response:.2f}",
-            _spread(row.tokens_per_s, ".0f"),
-            f"{row.client_us_per_token:.0f}",
+            f"{row.tokens_per_s.median:.0f}",
         )
-    table.caption = "* Triton's official vLLM backend, measured once on another day: a reference, not of this run"
+        both, stub = OFFICIAL_US[row.transport]
+        official = row.transport.replace("ours", "official*")
+        table.add_row(official, str(both), str(stub), str(both - stub), "1.00", "", style="dim", end_section=True)
+    table.caption = "* Triton's official vLLM backend, measured once on another day: no figure of this run"
     return table
+
+
+def _columns(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+
+
+def _sections(table: Table, rows: Sequence[EngineRow]) -> Iterator[EngineRow]:
+    """Yield the rows, with a line between numbers of concurrent requests."""
+    for previous, row in zip((None, *rows), rows, strict=False):
+        if previous is not None and previous.concurrency != row.concurrency:
+            table.add_section()
+        yield row
 
 
 def _simulated_table(row: SimulatedRow) -> Table:
     table = Table(
-        title=f"Simulated engine over {row.setup.streams} gRPC streams, {row.rounds} round(s)", show_header=False
+        title=f"Simulated engine over {row.setup.streams} gRPC streams, {row.rounds} round(s)",
+        box=box.SIMPLE,
+        show_header=False,
     )
     table.add_row("tokens/s offered", f"{row.setup.offered_per_s:,.0f}")
     table.add_row("tokens/s that arrive complete and in order", _spread(row.tokens_per_s, ",.0f"))
@@ -193,11 +214,11 @@ def _brief(measurement: Cell | Work) -> dict[str, Any]:
 def _spread(value: Spread, form: str) -> str:
     if value.low == value.high:
         return f"{value.median:{form}}"
-    return f"{value.median:{form}} ({value.low:{form}} to {value.high:{form}})"
+    return f"{value.median:{form}} ({value.low:{form}}…{value.high:{form}})"
 
 
 def _percent(value: Spread) -> str:
-    return _spread(Spread(value.median * 100, value.low * 100, value.high * 100), ".1f") + " %"
+    return _spread(Spread(value.median * 100, value.low * 100, value.high * 100), ".1f")
 
 
 def _cpu_name() -> str | None:

@@ -1,10 +1,15 @@
-"""One real tritonserver with the real vLLM for most tests; tests that end a server start their own."""
+"""One real tritonserver with the real vLLM serves most tests; tests that end a server start their own.
+
+Only one real engine lives at a time: vLLM binds its worker to the same core in each, and two would crawl.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +17,7 @@ import pytest
 
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle.launcher.weights import prepare_weights
-from triton_lifecycle_client import Client
+from triton_lifecycle_client import AsyncClient, Client
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -74,15 +79,14 @@ def start_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         server.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(start_server: StartServer) -> Iterator[TritonServer]:
-    """Return the shared server with the real model; it must end in order and leave nothing."""
-    before = set(os.listdir("/dev/shm"))
+    """Return a module's shared server with the real model; it must end in order and leave nothing."""
     running = start_server("smollm2", "simulated")
     yield running
     assert running.stop() == 0, running.log()[-4000:]
     assert running.leftovers == []
-    assert {name for name in os.listdir("/dev/shm") if name.startswith(running.shm_prefix)} == set(), before
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(running.shm_prefix)] == []
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -91,3 +95,16 @@ def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Cli
     url = server.grpc_url if request.param == "grpc" else server.http_url
     with Client(url, model="smollm2", protocol=request.param) as made:
         yield made
+
+
+async def until_idle(client: AsyncClient) -> None:
+    """Wait at most two seconds for the server to hold nothing, and prove that it does."""
+    deadline = time.monotonic() + 2
+    while True:
+        state = await client.state()
+        held = (state.live, state.engine["requests"], state.engine["running"], state.engine["waiting"])
+        if not any(held) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.05)
+    assert held == (0, 0, 0, 0), state
+    assert state.counts["received"] == sum(count for name, count in state.counts.items() if name != "received")

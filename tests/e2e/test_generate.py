@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 
 import httpx
 import pytest
 
+from tests.e2e.conftest import until_idle
 from triton_lifecycle import errors
 from triton_lifecycle.launcher.server import TritonServer
-from triton_lifecycle_client import Client
+from triton_lifecycle_client import AsyncClient, Client
 
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 24, "temperature": 0.0}
@@ -98,7 +101,11 @@ BAD = [
     ({"text_input": "x", "parameters": {"max_tokens": 0}}, "invalid_input", "max_tokens"),
     ({"text_input": "x", "parameters": {"max_tokens": "abc"}}, "invalid_input", "max_tokens"),
     ({"text_input": "x", "parameters": {"temperature": -1}}, "invalid_input", "temperature"),
-    ({"text_input": "x", "sampling_parameters": '{"stop_token_ids":[9999999],"min_tokens":2}'}, "invalid_input", "vocab"),
+    (
+        {"text_input": "x", "sampling_parameters": '{"stop_token_ids":[9999999],"min_tokens":2}'},
+        "invalid_input",
+        "vocab",
+    ),
     ({"text_input": "x", "sampling_parameters": '{"logit_bias":{"9999999":1}}'}, "invalid_input", "logit_bias"),
     ({"text_input": "x", "parameters": {"timeout": -5}}, "invalid_input", "timeout"),
     ({"text_input": "x", "parameters": {"priority": "high"}}, "invalid_input", "priority"),
@@ -135,9 +142,10 @@ def test_a_model_that_is_not_there_is_named(client: Client):
 def test_a_callers_time_limit_ends_the_request(client: Client):
     """The limit is kept by the server to the step, named in the error, and what was made before was sent."""
     got = []
-    with pytest.raises(errors.TotalTimeout, match=r"total limit of 0\.6 s"), client.stream(
-        PROMPT, max_tokens=400, ignore_eos=True, timeout=0.6
-    ) as stream:
+    with (
+        pytest.raises(errors.TotalTimeout, match=r"total limit of 0\.6 s"),
+        client.stream(PROMPT, max_tokens=400, ignore_eos=True, timeout=0.6) as stream,
+    ):
         got.extend(stream)
     assert got
     status = client.status(stream.request_id)
@@ -147,12 +155,32 @@ def test_a_callers_time_limit_ends_the_request(client: Client):
 
 def test_two_requests_with_one_id_both_get_their_own_answer(server: TritonServer):
     """The caller's id is a label: concurrent requests may share it."""
-    with Client(server.grpc_url, model="smollm2") as one:
-        with one.stream(PROMPT, request_id="same", **GREEDY) as first, one.stream(
-            "Two plus two is", request_id="same", **GREEDY
-        ) as second:
-            texts = ["", ""]
-            for a, b in zip(first, second, strict=False):
-                texts = [texts[0] + a.text, texts[1] + b.text]
-            assert "Paris" in texts[0]
-            assert "Paris" not in texts[1]
+    with (
+        Client(server.grpc_url, model="smollm2") as one,
+        one.stream(PROMPT, request_id="same", **GREEDY) as first,
+        one.stream("Two plus two is", request_id="same", **GREEDY) as second,
+    ):
+        texts = ["", ""]
+        for a, b in zip(first, second, strict=False):
+            texts = [texts[0] + a.text, texts[1] + b.text]
+        assert "Paris" in texts[0]
+        assert "Paris" not in texts[1]
+
+
+def test_fifty_callers_leave_at_once(server: TritonServer):
+    """Fifty streams are left after three events; everything returns to zero and the server serves on."""
+
+    async def one(client: AsyncClient) -> None:
+        stream = client.stream("Tell me a story", max_tokens=400, ignore_eos=True)
+        async with aclosing(stream):
+            for _ in range(3):
+                await anext(stream)
+
+    async def scenario() -> None:
+        for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
+            async with AsyncClient(url, model="smollm2", protocol=protocol) as client:
+                await asyncio.gather(*[one(client) for _ in range(50)])
+                await until_idle(client)
+                assert (await client.generate("Hello", max_tokens=4, ignore_eos=True)).output_tokens == 4
+
+    asyncio.run(scenario())

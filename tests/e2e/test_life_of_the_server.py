@@ -66,9 +66,10 @@ def test_kill_9_leaves_nothing(start_server: StartServer, first):
 def test_sigterm_lets_a_stream_finish(start_server: StartServer):
     """SIGTERM during a stream of some seconds: the stream completes, new requests are refused, exit code 0."""
     server = start_server("smollm2")
-    with Client(server.grpc_url, model="smollm2") as client, client.stream(
-        "Tell me a story", max_tokens=100, ignore_eos=True
-    ) as stream:
+    with (
+        Client(server.grpc_url, model="smollm2") as client,
+        client.stream("Tell me a story", max_tokens=100, ignore_eos=True) as stream,
+    ):
         next(stream)
         began = time.monotonic()
         server.terminate()

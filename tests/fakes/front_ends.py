@@ -4,7 +4,7 @@ They mimic what the client depends on: the routes, texts and codes that were mea
 an HTTP caller that leaves is noticed only when the next response is written.
 """
 
-# ruff: noqa: ANN401, N802 - the names and types of http.server and of generated code
+# ruff: noqa: N802 - the names and types of http.server and of generated code
 
 from __future__ import annotations
 

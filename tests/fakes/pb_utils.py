@@ -13,7 +13,7 @@ import numpy as np
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
-class TritonModelException(Exception):  # noqa: N818 - Triton's name
+class TritonModelException(Exception):
     """A model's own error."""
 
 

@@ -41,7 +41,9 @@ requests = st.fixed_dictionaries(
 @given(
     scripts=st.lists(requests, min_size=1, max_size=4),
     send_delay=st.sampled_from([0.0, 0.01, 0.7]),
-    limits=st.sampled_from([{}, {"first_token_timeout": 1.0}, {"stall_timeout": 1.0}, {"first_token_timeout": 0.5, "stall_timeout": 3.0}]),
+    limits=st.sampled_from(
+        [{}, {"first_token_timeout": 1.0}, {"stall_timeout": 1.0}, {"first_token_timeout": 0.5, "stall_timeout": 3.0}]
+    ),
     max_live=st.sampled_from([1, 2, 10]),
 )
 def test_every_request_ends_exactly_once_and_leaves_nothing(scripts, send_delay, limits, max_live):
@@ -69,7 +71,7 @@ async def _scenario(scripts, config, send_delay):
     await asyncio.gather(*[task for _, _, task in served])
     await asyncio.sleep(30)
 
-    for request, script, _ in served:
+    for request, _, _ in served:
         assert request.sender.finals == 1
         assert request.sender.sent[-1][1], "nothing follows FINAL"
         assert len(request.sender.errors) <= 1

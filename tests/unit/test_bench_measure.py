@@ -102,7 +102,7 @@ def test_percentile_of_nothing_is_not_a_number():
 def weights(tmp_path: Path) -> Path:
     """A folder with a small tokenizer whose tokens are words."""
     vocabulary = {f"▁{word}": number for number, word in enumerate(["one", "two", "three", "four", "five", "x1"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="▁x1"))  # noqa: S106
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="▁x1"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Replace("▁", " ")
     tokenizer.save(str(tmp_path / "tokenizer.json"))

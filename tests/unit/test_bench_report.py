@@ -93,7 +93,7 @@ def test_aims_are_judged_by_the_median():
     lines = aims(engine_rows(_cells()))
     assert len(lines) == 2
     assert lines[0].endswith("aim ≤ +5 ms: met")
-    assert "98.0 (95.0 to 99.0) % of bare; aim ≥ 97%: met" in lines[1]
+    assert "98.0 (95.0…99.0) % of bare; aim ≥ 97%: met" in lines[1]
 
 
 def _full() -> Findings:
@@ -104,7 +104,7 @@ def _full() -> Findings:
 def test_all_tables_are_shown():
     """Every part prints its table, with the official backend's figures marked as not of this run."""
     out = io.StringIO()
-    show(_full(), Console(file=out, width=200))
+    show(_full(), Console(file=out, width=80))
     text = out.getvalue()
     for words in (
         "Ours against the bare engine",

@@ -145,7 +145,7 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.error = error
         self.requests: list[Any] = []
 
-    async def ModelStreamInfer(self, request_iterator: AsyncIterator[Any], context: object):  # noqa: ANN202, N802
+    async def ModelStreamInfer(self, request_iterator: AsyncIterator[Any], context: object):  # noqa: N802
         async for request in request_iterator:
             self.requests.append(request)
             for text in self.texts:

@@ -64,9 +64,7 @@ def test_a_closed_deadline_never_fires():
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("caller", "total"), [(None, 30.0), (2.0, 2.0), (0.3, 0.3), (60.0, 60.0), (1000.0, 300.0)]
-)
+@pytest.mark.parametrize(("caller", "total"), [(None, 30.0), (2.0, 2.0), (0.3, 0.3), (60.0, 60.0), (1000.0, 300.0)])
 def test_the_callers_shorter_bound_wins(caller, total):
     """The caller's own time counts, up to max_timeout; without one the default applies."""
     assert choose(TimeoutHandling(), caller).total == total

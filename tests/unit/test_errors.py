@@ -12,14 +12,15 @@ from triton_lifecycle import errors
 def test_every_error_survives_the_wire(kind, retry_after):
     """Class, message and retry hint come back from the text, also with a front end's words around it."""
     error = kind("64 requests are waiting: see (a; b)\nsecond line", retry_after=retry_after)
-    back = errors.from_wire(error.wire())
-    assert type(back) is kind
-    assert (back.message, back.retry_after) == (error.message, retry_after)
+    for prefix in ("", "[StatusCode.UNAVAILABLE] ", "in ensemble 'e', message: "):
+        back = errors.from_wire(prefix + error.wire())
+        assert type(back) is kind
+        assert (back.message, back.retry_after) == (error.message, retry_after)
 
 
 def test_slugs_are_unique():
     """No two classes share a slug, so the way back is unambiguous."""
-    assert len(set(errors.BY_SLUG)) == len({kind for kind in errors.BY_SLUG.values()})
+    assert len(set(errors.BY_SLUG)) == len(set(errors.BY_SLUG.values()))
 
 
 @pytest.mark.parametrize("text", ["", "no slug here", "unheard_of: message", "error: x"])

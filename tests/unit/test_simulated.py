@@ -399,7 +399,7 @@ def test_same_seed_same_events() -> None:
                 try:
                     async with asyncio.timeout(leave):
                         async for chunk in stream:
-                            log.append((round(now(), 9), k, chunk))  # noqa: PERF401 - kept when the stream fails
+                            log.append((round(now(), 9), k, chunk))
                 except (TimeoutError, GenerationFailed) as error:
                     log.append((round(now(), 9), k, str(error)))
 

@@ -95,7 +95,10 @@ def test_lanes_keep_the_order_and_free_the_loop():
     async def scenario():
         lanes = Lanes(asyncio.get_running_loop(), 2)
         done, lane = [], lanes.pick()
-        futures = [lane.submit(lambda n=n: (time.sleep(0.001), done.append((n, threading.current_thread().name)))) for n in range(20)]
+        futures = [
+            lane.submit(lambda n=n: (time.sleep(0.001), done.append((n, threading.current_thread().name))))
+            for n in range(20)
+        ]
         failing = lane.submit(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await failing

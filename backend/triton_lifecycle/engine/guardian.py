@@ -2,9 +2,12 @@
 
 Whatever kills Triton's Python stub (a crash, ``kill -9``, the out-of-memory killer) leaves vLLM's engine processes
 alive, holding gigabytes. The stub therefore starts this file as a process of its own session and holds the other end of
-its standard input. When that pipe closes without the word ``bye``, the stub is dead: every process that carries this
-engine's mark in its environment is ended and the shared memory that they and the stub used is removed. When
-tritonserver itself dies, a stub that does not follow is ended first.
+its standard input. When that pipe closes, the stub has ended: every process below it that still lives is ended too, and
+the shared memory that they and the stub used is removed. When tritonserver itself dies, a stub that does not follow is
+ended first.
+
+An engine's processes are known by descent, looked at a few times a second, and by a mark in their environment: vLLM's
+process titles overwrite what ``/proc`` shows of the environment, so the mark alone finds only the youngest.
 
 Standard library only, since it runs as ``python -I guardian.py`` and must cost little.
 """
@@ -27,22 +30,51 @@ MARK: Final = "TRITON_LIFECYCLE_ENGINE"
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 - not a temporary file: where POSIX shared memory lives
 STUB_GRACE_S: Final = 3.0
-POLL_S: Final = 0.5
+ORDERLY_GRACE_S: Final = 1.0
+KILL_GRACE_S: Final = 2.0
+POLL_S: Final = 0.25
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Return the living processes whose environment carries ``mark``, the caller's own excluded."""
-    needle = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if needle in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+class Family:
+    """The processes below a stub, remembered so that they are known when the stub no longer is.
+
+    Args:
+        stub: its process id.
+        mark: the value of :data:`MARK` in the environment of its engine's processes.
+
+    """
+
+    def __init__(self, stub: int, mark: str) -> None:
+        self._stub = stub
+        self._needle = f"{MARK}={mark}".encode()
+        self._seen: dict[int, str] = {}
+        self.memory: set[str] = set()
+        """Names under /dev/shm that its members used when last looked at closely."""
+
+    def look(self) -> None:
+        """Remember every process that is below the stub now."""
+        waiting = [self._stub]
+        while waiting:
+            for pid in _children(waiting.pop()):
+                if pid != os.getpid():
+                    self._seen.setdefault(pid, _started(pid))
+                    waiting.append(pid)
+
+    def look_closely(self) -> None:
+        """Look everywhere, also for those whose parent has died, and at the shared memory in use."""
+        self.look()
+        for pid in _all_processes():
+            with contextlib.suppress(OSError):
+                if self._needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    self._seen.setdefault(pid, _started(pid))
+        for pid in self.alive():
+            self._seen.update({child: _started(child) for child in _children(pid)})
+        self.memory |= shared_memory_of(self.alive())
+
+    def alive(self) -> list[int]:
+        """Return the members that live; a process that only inherited a number is none."""
+        others = {os.getpid(), self._stub}
+        return [pid for pid, at in self._seen.items() if pid not in others and _alive(pid) and _started(pid) == at]
 
 
 def shared_memory_of(pids: list[int]) -> set[str]:
@@ -59,12 +91,15 @@ def shared_memory_of(pids: list[int]) -> set[str]:
 
 def end_processes(pids: list[int], *, grace: float = 0.0) -> None:
     """Ask the processes to end, and kill those that have not within ``grace`` seconds."""
-    if grace > 0:
+    if grace > 0 and pids:
         _signal(pids, signal.SIGTERM)
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
             time.sleep(0.05)
-    _signal(pids, signal.SIGKILL)
+    _signal([pid for pid in pids if _alive(pid)], signal.SIGKILL)
+    deadline = time.monotonic() + KILL_GRACE_S
+    while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
+        time.sleep(0.02)
 
 
 def remove_shared_memory(names: set[str]) -> None:
@@ -94,8 +129,12 @@ class Guardian:
         """Report what the stub has mapped by now; it can no longer be asked once it is dead."""
         self._say(f"shm {' '.join(sorted(shared_memory_of([os.getpid()])))}")
 
+    def expect_end(self) -> None:
+        """Have the engine's processes and their memory looked at closely, since they are about to be stopped."""
+        self._say("ending")
+
     def dismiss(self) -> None:
-        """Say that the stub ends in order, and wait until the guardian has left (at most 5 s)."""
+        """Say that the engine was stopped; what is left of it is ended before this returns (at most 5 s)."""
         self._say("bye")
         pipe = self._process.stdin
         if pipe is not None:
@@ -115,34 +154,58 @@ class Guardian:
 
 
 def watch(mark: str, stub: int, server: int, pipe: IO[bytes]) -> None:
-    """Wait for the end of the stub or the server, then clean up. Returns when nothing is left to guard."""
-    names: set[str] = set()
+    """Wait for the end of the engine, the stub or the server, then clean up. Returns when nothing is left to guard."""
+    family = Family(stub, mark)
+    used_by_stub: set[str] = set()
+    orderly = False
     rest = b""
-    while True:
+    while not orderly:
         readable, _, _ = select.select([pipe], [], [], POLL_S)
+        family.look()
         if readable:
             data = os.read(pipe.fileno(), 65536)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 word, _, value = line.decode(errors="replace").partition(" ")
-                if word == "bye":
-                    return
+                orderly = orderly or word == "bye"
+                if word == "ending":
+                    family.look_closely()
                 if word == "shm":
-                    names.update(value.split())
+                    used_by_stub.update(value.split())
             if not data:
                 break
         if not _alive(server):
             _await_end(stub, STUB_GRACE_S)
             end_processes([stub])
             break
-    pids = marked_processes(mark)
-    mine = shared_memory_of(pids)
-    end_processes(pids)
-    remove_shared_memory(mine - names)
-    # What the stub had mapped is tritonserver's too, while that lives.
-    while _alive(server):
+    family.look_closely()
+    end_processes(family.alive(), grace=ORDERLY_GRACE_S if orderly else 0.0)
+    used = family.memory | used_by_stub
+    remove_shared_memory(used - shared_memory_of([server]))
+    # What Triton itself shares with the stub is in use while tritonserver lives.
+    while not orderly and _alive(server):
         time.sleep(POLL_S)
-    remove_shared_memory(names)
+    remove_shared_memory(set() if orderly else used)
+
+
+def _all_processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def _started(pid: int) -> str:
+    """Return when the process started, in clock ticks; with the number it names a process for good."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    return ""
 
 
 def _await_end(pid: int, limit: float) -> None:

@@ -9,9 +9,9 @@ import asyncio
 import copy
 import difflib
 import locale
-import os
 import logging
 import math
+import os
 import types
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +194,7 @@ class VLLMEngine:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"model.json: {key!r} is not an argument of this vLLM's AsyncEngineArgs{hint}")
+
         class OwnedLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
             def __del__(self) -> None:
                 """Do nothing: AsyncLLM would shut down a second time, at the interpreter's exit, and fail loudly."""

@@ -49,8 +49,9 @@ class Execute:
         gained = ctx.absorb(chunk)
         if "scheduled" not in ctx.execution.times:
             now = ctx.now()
-            # The engine's clock is the same one, read in another process; never tell a time from the future.
-            at = ctx.mark("scheduled", now if chunk.scheduled_at is None else min(chunk.scheduled_at, now))
+            # The engine reads the same clock, but elsewhere and perhaps coarser: keep the order of what happened.
+            told = now if chunk.scheduled_at is None else chunk.scheduled_at
+            at = ctx.mark("scheduled", min(now, max(told, ctx.execution.times.get("admitted", told))))
             ctx.publish(
                 Scheduled,
                 at=at,

@@ -24,6 +24,4 @@ class Schedule:
         ctx.execution.limits = limits.named()
         ctx.deadline = Deadline(limits, ctx.interrupt)
         ctx.held.callback(ctx.deadline.close)
-        ctx.publish(
-            Admitted, at=ctx.mark("admitted"), priority=ctx.metadata.priority, limits=ctx.execution.limits
-        )
+        ctx.publish(Admitted, at=ctx.mark("admitted"), priority=ctx.metadata.priority, limits=ctx.execution.limits)
