@@ -120,7 +120,7 @@ def aims(rows: Sequence[EngineRow]) -> list[str]:
 
 def _throughput_table(rows: Sequence[EngineRow]) -> Table:
     table = Table(
-        title=f"Ours against the bare engine at n concurrent requests, {rows[0].rounds} round(s): median (lowest…highest)",
+        title=f"Ours against the bare engine at n requests at a time, {rows[0].rounds} round(s)",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -134,7 +134,9 @@ def _throughput_table(rows: Sequence[EngineRow]) -> Table:
             f"{row.tokens_per_response:.2f}",
             f"{row.client_us_per_token:.0f}",
         )
-    table.caption = "bare AsyncLLM runs inside its client: its µs/token include vLLM's front half"
+    table.caption = (
+        "median (lowest…highest); bare AsyncLLM runs inside its client, whose µs/token\nthen include vLLM's front half"
+    )
     return table
 
 

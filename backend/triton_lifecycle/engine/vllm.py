@@ -206,9 +206,8 @@ class VLLMEngine:
         try:
             return OwnedLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self._stats.logger_factory()])
         except Exception as error:
-            raise ConfigError(
-                f"model.json: vLLM could not load model {self._settings.get('model')!r}: {type(error).__name__}: {error}"
-            ) from error
+            model, kind = self._settings.get("model"), type(error).__name__
+            raise ConfigError(f"model.json: vLLM could not load model {model!r}: {kind}: {error}") from error
 
 
 class _Stats:
