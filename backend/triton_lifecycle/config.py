@@ -122,10 +122,10 @@ class Admission(Section):
 
 
 class Cancellation(Section):
-    """Added: how callers that left are noticed. Triton answers ``is_cancelled`` in about 50 µs per request."""
+    """Added: how callers that left are noticed: each live request's is asked about, at about 130 µs of CPU each time."""
 
     poll_interval: Seconds = 0.05
-    max_polls_per_second: Count = 1000
+    max_polls_per_second: Count = 200
 
 
 class Shutdown(Section):

@@ -247,8 +247,9 @@ class _ThreadLane:
 class CancelWatch:
     """Asks Triton in turn whether the caller of each watched call has left.
 
-    Every call is asked once per ``interval``, but all together never more than ``max_rate`` times a second, so with
-    very many live calls the interval grows instead of the load.
+    Every call is asked once per ``interval``, but all together no more than ``max_rate`` times a second, so with many
+    live calls the interval grows instead of the load (a question costs about 130 µs of CPU in stub and server). Callers
+    seldom leave alone: once one has, the rest are asked without a pause, until a round finds nobody gone.
 
     Args:
         loop: where ``on_cancel`` callbacks run.
@@ -264,6 +265,7 @@ class CancelWatch:
         self._calls: dict[Call, Callable[[], object]] = {}
         self._wake = threading.Event()
         self._closed = False
+        self._hurry = False
         self._thread = threading.Thread(target=self._run, name="cancel-watch", daemon=True)
         self._thread.start()
 
@@ -291,6 +293,7 @@ class CancelWatch:
 
     def _round(self) -> None:
         began = time.monotonic()
+        hurry, self._hurry = self._hurry, False
         for call in list(self._calls):
             if self._closed:
                 return
@@ -298,9 +301,12 @@ class CancelWatch:
                 continue
             asked = time.monotonic()
             if self._ask(call) and (on_cancel := self._calls.pop(call, None)) is not None:
+                self._hurry = hurry = True
                 self._loop.call_soon_threadsafe(on_cancel)
-            time.sleep(max(0.0, self._pause - (time.monotonic() - asked)) if len(self._calls) > 1 else 0)
-        time.sleep(max(0.001, self._interval - (time.monotonic() - began)))
+            if not hurry:
+                time.sleep(max(0.0, self._pause - (time.monotonic() - asked)))
+        if not self._hurry:
+            time.sleep(max(0.001, self._interval - (time.monotonic() - began)))
 
     @staticmethod
     def _ask(call: Call) -> bool:

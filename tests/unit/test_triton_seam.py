@@ -164,3 +164,19 @@ def test_the_watch_keeps_to_its_rate():
         await asyncio.to_thread(watch.close)
 
     asyncio.run(scenario())
+
+
+def test_callers_that_leave_together_are_noticed_together():
+    """Once one caller has left, the others are asked without a pause, whatever the rate."""
+
+    async def scenario():
+        watch = CancelWatch(asyncio.get_running_loop(), interval=0.01, max_rate=20)
+        requests, left = [call_of({}) for _ in range(100)], []
+        for request, call in requests:
+            request.cancelled = True
+            watch.add(call, lambda: left.append(1))
+        await asyncio.sleep(0.5)
+        assert len(left) == 100, "at twenty a second this would take five seconds"
+        await asyncio.to_thread(watch.close)
+
+    asyncio.run(scenario())
