@@ -142,6 +142,12 @@ class Cancelled(LifecycleError):
     code: ClassVar[Code] = "CANCELLED"
 
 
+class CallerLeft(Cancelled):
+    """The caller closed its stream: nobody is there to be told."""
+
+    slug = "caller_left"
+
+
 class EngineError(LifecycleError):
     """The engine failed, not the request."""
 

@@ -15,7 +15,15 @@ from triton_lifecycle import events
 from triton_lifecycle.bus import Publisher
 from triton_lifecycle.context import Context, Contexts
 from triton_lifecycle.engine import Chunk
-from triton_lifecycle.errors import Cancelled, DeadlineExceeded, Draining, LifecycleError, Overloaded, RequestError
+from triton_lifecycle.errors import (
+    CallerLeft,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    LifecycleError,
+    Overloaded,
+    RequestError,
+)
 from triton_lifecycle.stages import Route
 from triton_lifecycle.triton import Call, CancelWatch
 
@@ -59,7 +67,7 @@ class Pipeline:
         try:
             with ctx.held as held:
                 if self._watch is not None:
-                    self._watch.add(ctx.call, lambda: ctx.interrupt(Cancelled("the caller left")))
+                    self._watch.add(ctx.call, lambda: ctx.interrupt(CallerLeft("the caller left")))
                     held.callback(self._watch.discard, ctx.call)
                 await self._stages(ctx)
         except asyncio.CancelledError:
@@ -112,7 +120,9 @@ class Pipeline:
 
 def _conclude(ctx: Context, error: LifecycleError | None) -> None:
     """Send the one FINAL."""
-    if error is not None:
+    if isinstance(error, CallerLeft):
+        sent = ctx.call.end()
+    elif error is not None:
         sent = ctx.call.fail(error)
     elif ctx.last_response is not None:
         sent = ctx.call.send(ctx.last_response, final=True)

@@ -7,6 +7,7 @@ request, and the server closes its own after the last response: the end is exact
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc.aio  # type: ignore[import-untyped]
@@ -36,6 +37,8 @@ _REASONS = {
     "Timeout": "no answer in time",
     "timed out": "no answer in time",
 }
+
+_END_S = 2.0
 
 # A server that comes back is found again within a second, not after gRPC's usual two minutes; a dead peer that
 # leaves no trace (power, cable) is noticed within 30 s.
@@ -68,6 +71,7 @@ class GrpcTransport:
         try:
             async for result, error in call:
                 if error is not None:
+                    await _ended(call)
                     raise translate(error.message())
                 chunk = codec.chunk({name: _values(result, name) for name in _OUTPUTS})
                 if chunk is not None:
@@ -144,6 +148,18 @@ class GrpcTransport:
             f"what answers at {self._where} does not speak gRPC, or is just stopping; if it is Triton's HTTP port "
             "(8000 by default), speak HTTP to it or name the gRPC port (8001 by default)"
         ) from None
+
+
+async def _ended(call: Any) -> None:  # noqa: ANN401 - tritonclient is untyped
+    """Wait a moment for the server to close the stream after its error.
+
+    Cancelling a stream that the server is just ending makes Triton 2.51 lose track of the request now and then: its
+    model never unloads again, or the server crashes (fixed upstream in 24.12, pull request 7840 of its server).
+    """
+    with suppress(TimeoutError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(_END_S):
+            async for _ in call:
+                pass
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

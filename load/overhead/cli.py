@@ -140,7 +140,7 @@ def main(
     plan = parts.QUICK if quick else parts.Plan(rounds=rounds, levels=_levels(concurrency))
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"the folder {json_file.absolute().parent} does not exist", param_hint="--json")
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     progress = Console(stderr=True)
     bench = Bench(plan, clients, seed, progress)

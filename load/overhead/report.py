@@ -134,9 +134,7 @@ def _throughput_table(rows: Sequence[EngineRow]) -> Table:
             f"{row.tokens_per_response:.2f}",
             f"{row.client_us_per_token:.0f}",
         )
-    table.caption = (
-        "median (lowest…highest); bare AsyncLLM runs inside its client, whose µs/token\nthen include vLLM's front half"
-    )
+    table.caption = "median (lowest…highest); bare: its client's µs include vLLM's front half"
     return table
 
 

@@ -84,6 +84,8 @@ def server(start_server: StartServer) -> Iterator[TritonServer]:
     """Return a module's shared server with the real model; it must end in order and leave nothing."""
     running = start_server("smollm2", "simulated")
     yield running
+    # SIGTERM within a second of a closed HTTP stream finds Triton 2.51 still holding the request; see compatibility.md.
+    time.sleep(1.5)
     assert running.stop() == 0, running.log()[-4000:]
     assert running.leftovers == []
     assert [name for name in os.listdir("/dev/shm") if name.startswith(running.shm_prefix)] == []

@@ -22,6 +22,8 @@ def one_slot(start_server: StartServer):
     """A server whose real engine runs one sequence at a time."""
     server = start_server("one_slot")
     yield server
+    # SIGTERM within a second of a closed HTTP stream finds Triton 2.51 still holding the request; see compatibility.md.
+    time.sleep(1.5)
     assert server.stop() == 0
     assert server.leftovers == []
 

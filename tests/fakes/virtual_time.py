@@ -1,8 +1,8 @@
 """An event loop on which waiting takes no time: hours of timeouts pass in milliseconds, exactly and repeatably.
 
-``looptime`` was tried first: its 42 empty cycles before every move of the clock cost 0.4 ms a timer, and it rounds the
-clock to microseconds, too coarse for an engine step. Here the clock moves where the loop would have slept: in its
-selector, which is a public seam of asyncio.
+``looptime`` was tried first: its pytest plugin breaks every fixture unless pytest-asyncio is installed too, its 42
+empty cycles before each move of the clock cost 0.4 ms a timer, and it rounds to microseconds, too coarse for an engine
+step. Here the clock moves where the loop would have slept: in its selector, which is a public seam of asyncio.
 """
 
 from __future__ import annotations
