@@ -122,7 +122,7 @@ class Admission(Section):
 
 
 class Cancellation(Section):
-    """Added: how callers that left are noticed: each live request's is asked about, at about 130 µs of CPU each time."""
+    """Added: how callers that left are noticed: a question costs about 130 µs of CPU."""
 
     poll_interval: Seconds = 0.05
     max_polls_per_second: Count = 200

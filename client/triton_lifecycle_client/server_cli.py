@@ -128,18 +128,16 @@ def demo(
 
 
 def bench(context: typer.Context) -> None:
-    """Measure a server against the bare engine; takes the options of the benchmark itself."""
+    """Measure ours against the bare engine; `lifecycle bench --help` shows the benchmark's own options."""
     from triton_lifecycle.launcher import project_root  # noqa: PLC0415
 
     sys.path.insert(0, str(project_root()))
     try:
-        benchmark = importlib.import_module("load.benchmark_request_lifecycle")
+        benchmark = importlib.import_module("load.overhead.cli")
     except ModuleNotFoundError as error:
         tell_text(f"the benchmark is not here ({error.name} is missing): run it in a checkout of the project")
         raise typer.Exit(EXIT_FAILED) from None
-    with reported():
-        code = benchmark.main(list(context.args))
-    raise typer.Exit(code or 0)
+    benchmark.app(list(context.args), prog_name="lifecycle bench")
 
 
 def choose_ports(host: str, http: int | None, grpc: int | None, metrics: int | None) -> Ports:

@@ -72,8 +72,8 @@ async def _measure(server: TritonServer, protocol: str) -> dict[str, list[float]
     async with AsyncClient(url, model="one_slot", protocol=protocol) as client:
         for number in range(CANCELS_EACH):
             delays["running"].append(await _leave(client, "Tell me", f"{protocol}-run-{number}", after_chunks=2))
-            # Some seconds of prefill on a CPU; each prompt differs from its first word on, so no cache shortens it.
-            prompt = f"{number} {protocol} " + "word " * 2500
+            # Half a second of prefill on a CPU; each prompt differs from its first word on, so no cache shortens it.
+            prompt = f"{number} {protocol} " + "word " * 150
             delays["prefilling"].append(await _leave(client, prompt, f"{protocol}-pre-{number}", after_chunks=0))
         blocker = client.stream("Count", **LONG)
         async with aclosing(blocker):
