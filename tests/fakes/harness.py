@@ -40,7 +40,6 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.scripts: dict[str, list[Step]] = {}
         self.known: dict[str, str] = {}
-        self.aborted: list[str] = []
 
     async def start(self) -> None: ...
 
@@ -74,9 +73,6 @@ class ScriptedEngine:
                 last = position == len(script) - 1
                 delta = Delta(0, "x" * step.tokens, (7,) * step.tokens, "length" if last else None)
                 yield Chunk((delta,), finished=last, scheduled_at=None, cached_tokens=0)
-        except GeneratorExit:
-            self.aborted.append(request.id)
-            raise
         finally:
             del self.known[request.id]
 
