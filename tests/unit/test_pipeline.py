@@ -176,7 +176,7 @@ def test_what_is_kept_is_bounded_by_number_and_age():
         contexts.find("c0")
     assert contexts.find("c2").status == "finished"
     assert contexts.find("c3") is opened[3]
-    now[0] += 9.5
+    now[0] += 8.5
     assert contexts.expire() == 1
     assert contexts.kept == 1
     now[0] += 1000
