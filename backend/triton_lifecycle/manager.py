@@ -24,7 +24,7 @@ from triton_lifecycle.engine.guardian import MARK, Guardian
 from triton_lifecycle.errors import Draining, LifecycleError
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
-from triton_lifecycle.triton import Call, CancelWatch, Lanes
+from triton_lifecycle.triton import Call, CancelWatch, Lanes, UnloadWatch
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +40,18 @@ class Manager:
         config: the configuration.
         engine: not yet started.
         model: the model's name.
+        version: its version, as Triton names it.
         pb: the module ``triton_python_backend_utils``.
 
     """
 
-    def __init__(self, config: Config, engine: Engine, model: str, pb: Any) -> None:  # noqa: ANN401
+    def __init__(self, config: Config, engine: Engine, model: str, version: str, pb: Any) -> None:  # noqa: ANN401
         self._config = config
         self._engine = engine
         self._model = model
+        self._version = version
         self._pb = pb
+        self._drained: asyncio.Task[None] | None = None
         self._loop = _new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lifecycle-loop", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,10 +153,12 @@ class Manager:
             interval=config.cancellation.poll_interval,
             max_rate=config.cancellation.max_polls_per_second,
         )
+        self._unload = UnloadWatch(self._loop, self._pb, self._model, self._version, self._begin_drain)
         self._pipeline = Pipeline(route, self._contexts, self._bus, self._watch, self._model)
         self._cleaner = self._loop.create_task(self._clean(), name="context-cleaner")
 
     def _accept(self, requests: list[Any]) -> None:
+        self._unload.serving()
         for request in requests:
             call = Call(request, self._pb, self._lanes.pick())
             parameters = call.control()
@@ -179,14 +184,21 @@ class Manager:
 
     async def _stop(self) -> None:
         if hasattr(self, "_pipeline"):
-            self._admission.drain()
-            await self._drain(self._config.shutdown.drain_timeout)
+            await self._begin_drain()
             self._cleaner.cancel()
             await self._bus.aclose()
         await self._engine.stop()
         if hasattr(self, "_pipeline"):
+            await asyncio.to_thread(self._unload.close)
             await asyncio.to_thread(self._watch.close)
             await asyncio.to_thread(self._lanes.close)
+
+    def _begin_drain(self) -> asyncio.Task[None]:
+        """Refuse new work and give running work its time; the first call counts."""
+        if self._drained is None:
+            self._admission.drain()
+            self._drained = self._loop.create_task(self._drain(self._config.shutdown.drain_timeout), name="drain")
+        return self._drained
 
     async def _drain(self, limit: float) -> None:
         began = time.monotonic()

@@ -49,7 +49,7 @@ def _manager(args: dict[str, str]) -> Manager:
     logs.configure(lifecycle.monitoring)
     parameters = {key: entry["string_value"] for key, entry in model_config.get("parameters", {}).items()}
     engine = open_engine(parameters.get("LIFECYCLE_ENGINE", "vllm"), _settings(version / "model.json"), str(version))
-    return Manager(lifecycle, engine, args["model_name"], pb_utils)
+    return Manager(lifecycle, engine, args["model_name"], args["model_version"], pb_utils)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -315,3 +315,61 @@ class CancelWatch:
         except Exception:
             log.exception("is_cancelled failed for request %r", call.id)
             return False
+
+
+class UnloadWatch:
+    """Notices that Triton has begun to unload this model.
+
+    Triton calls ``finalize`` only once the last running request has ended, so a drain with a limit must begin earlier:
+    when the model, once ready, is ready no more. (While tritonserver itself waits for running requests after SIGTERM,
+    it still calls its models ready; then its own exit timeout is the limit.)
+
+    Args:
+        loop: where ``on_unload`` runs, at most once.
+        pb: the module ``triton_python_backend_utils``.
+        model: the model's name.
+        version: its version.
+        on_unload: what to do.
+        interval: seconds between two questions, each some 120 µs.
+
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pb: Any,  # noqa: ANN401 - exists only inside Triton
+        model: str,
+        version: str,
+        on_unload: Callable[[], object],
+        *,
+        interval: float = 0.5,
+    ) -> None:
+        self._loop = loop
+        self._is_ready = getattr(pb, "is_model_ready", None)
+        self._model = (model, version)
+        self._on_unload = on_unload
+        self._interval = interval
+        self._was_ready = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unload-watch", daemon=True)
+        self._thread.start()
+
+    def serving(self) -> None:
+        """A request has come, so the model has been ready."""
+        self._was_ready = True
+
+    def close(self) -> None:
+        """End the thread (waits at most 5 s)."""
+        self._closed.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while self._is_ready is not None and not self._closed.wait(self._interval):
+            try:
+                ready = bool(self._is_ready(*self._model))
+            except Exception:  # noqa: BLE001, S112 - Triton answers so while the server itself is starting or stopping
+                continue
+            if self._was_ready and not ready:
+                self._loop.call_soon_threadsafe(self._on_unload)
+                return
+            self._was_ready = self._was_ready or ready

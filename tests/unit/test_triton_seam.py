@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import pb_utils
 from triton_lifecycle.errors import InvalidInput, QueueFull
-from triton_lifecycle.triton import Call, CancelWatch, Lanes
+from triton_lifecycle.triton import Call, CancelWatch, Lanes, UnloadWatch
 
 
 class Inline:
@@ -178,5 +178,36 @@ def test_callers_that_leave_together_are_noticed_together():
         await asyncio.sleep(0.5)
         assert len(left) == 100, "at twenty a second this would take five seconds"
         await asyncio.to_thread(watch.close)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answers", "noticed"),
+    [
+        ([False, True, True, False], 1),
+        ([RuntimeError("Server not ready"), True, False, False], 1),
+        ([False, False], 0),
+        ([True, RuntimeError("Server not ready"), True], 0),
+    ],
+)
+def test_an_unload_is_noticed_once_the_model_was_ready(answers, noticed):
+    """Not ready before the first time, or a server that cannot say, is no unload; ready and then not is one."""
+
+    class Utilities:
+        def is_model_ready(self, model, version):
+            assert (model, version) == ("m", "1")
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    left, seen = list(answers), []
+
+    async def scenario():
+        watch = UnloadWatch(asyncio.get_running_loop(), Utilities(), "m", "1", lambda: seen.append(1), interval=0.01)
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(watch.close)
+        assert len(seen) == noticed
 
     asyncio.run(scenario())
