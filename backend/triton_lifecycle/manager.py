@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from triton_lifecycle import control
@@ -24,7 +25,8 @@ from triton_lifecycle.engine.guardian import MARK, Guardian
 from triton_lifecycle.errors import Draining, LifecycleError
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
-from triton_lifecycle.triton import Call, CancelWatch, Lanes, UnloadWatch
+from triton_lifecycle.triton import Call, Lanes
+from triton_lifecycle.watch import UnloadSign, Watch
 
 log = logging.getLogger(__name__)
 
@@ -148,17 +150,23 @@ class Manager:
         route = build_route(Services(config, self._engine, self._admission))
         await self._engine.start()
         self._lanes = Lanes(self._loop, LANES)
-        self._watch = CancelWatch(
+        self._watch = Watch(
             self._loop,
             interval=config.cancellation.poll_interval,
             max_rate=config.cancellation.max_polls_per_second,
+            unload=self._unload_sign(),
         )
-        self._unload = UnloadWatch(self._loop, self._pb, self._model, self._version, self._begin_drain)
         self._pipeline = Pipeline(route, self._contexts, self._bus, self._watch, self._model)
         self._cleaner = self._loop.create_task(self._clean(), name="context-cleaner")
 
+    def _unload_sign(self) -> UnloadSign | None:
+        is_model_ready = getattr(self._pb, "is_model_ready", None)
+        if is_model_ready is None:
+            log.warning("this Triton cannot say whether a model is ready: an unload waits for the last running request")
+            return None
+        return UnloadSign(partial(is_model_ready, self._model, self._version), self._begin_drain)
+
     def _accept(self, requests: list[Any]) -> None:
-        self._unload.serving()
         for request in requests:
             call = Call(request, self._pb, self._lanes.pick())
             parameters = call.control()
@@ -189,7 +197,6 @@ class Manager:
             await self._bus.aclose()
         await self._engine.stop()
         if hasattr(self, "_pipeline"):
-            await asyncio.to_thread(self._unload.close)
             await asyncio.to_thread(self._watch.close)
             await asyncio.to_thread(self._lanes.close)
 

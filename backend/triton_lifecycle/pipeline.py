@@ -25,7 +25,8 @@ from triton_lifecycle.errors import (
     RequestError,
 )
 from triton_lifecycle.stages import Route
-from triton_lifecycle.triton import Call, CancelWatch
+from triton_lifecycle.triton import Call
+from triton_lifecycle.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ class Pipeline:
 
     """
 
-    def __init__(
-        self, route: Route, contexts: Contexts, publisher: Publisher, watch: CancelWatch | None, model: str
-    ) -> None:
+    def __init__(self, route: Route, contexts: Contexts, publisher: Publisher, watch: Watch | None, model: str) -> None:
         self._route = route
         self._contexts = contexts
         self._publisher = publisher

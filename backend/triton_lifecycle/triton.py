@@ -1,8 +1,8 @@
 """The Triton seam: the only place that touches Triton's requests, responses and senders.
 
 Both ``send`` and ``is_cancelled`` are blocking round trips to the server process (about 105 µs and 50 µs), so they run
-on threads of their own: a few :class:`Lanes` for answers and one :class:`CancelWatch` for callers that left. The event
-loop only hands work over and is told when it is done.
+on threads of their own: a few :class:`Lanes` for answers and one :class:`~triton_lifecycle.watch.Watch` for callers
+that left. The event loop only hands work over and is told when it is done.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -67,7 +66,7 @@ class Call:
         self._pb = pb
         self._lane = lane
         self._sender: Any = request.get_response_sender()
-        # After FINAL the server frees what is_cancelled() looks at: the two must never overlap.
+        # After FINAL the server frees what is_cancelled() looks at, and may unload the model: no question overlaps it.
         self._lock = threading.Lock()
         self._final = False
 
@@ -113,8 +112,12 @@ class Call:
 
     def is_cancelled(self) -> bool:
         """Ask Triton whether the caller left. Blocks; not for the event loop."""
+        return self.while_live(lambda: bool(self._request.is_cancelled()))
+
+    def while_live(self, question: Callable[[], bool]) -> bool:
+        """Ask a question while this call certainly stays live; ``False`` if it has ended. Blocks."""
         with self._lock:
-            return not self._final and bool(self._request.is_cancelled())
+            return not self._final and question()
 
     def _parameters(self) -> dict[str, Any]:
         parameters: dict[str, Any] = json.loads(self._request.parameters() or "{}")
@@ -242,134 +245,3 @@ class _ThreadLane:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-
-
-class CancelWatch:
-    """Asks Triton in turn whether the caller of each watched call has left.
-
-    Every call is asked once per ``interval``, but all together no more than ``max_rate`` times a second, so with many
-    live calls the interval grows instead of the load (a question costs about 130 µs of CPU in stub and server). Callers
-    seldom leave alone: once one has, the rest are asked without a pause, until a round finds nobody gone.
-
-    Args:
-        loop: where ``on_cancel`` callbacks run.
-        interval: seconds between two questions about one call.
-        max_rate: questions per second over all calls.
-
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, interval: float, max_rate: int) -> None:
-        self._loop = loop
-        self._interval = interval
-        self._pause = 1 / max_rate
-        self._calls: dict[Call, Callable[[], object]] = {}
-        self._wake = threading.Event()
-        self._closed = False
-        self._hurry = False
-        self._thread = threading.Thread(target=self._run, name="cancel-watch", daemon=True)
-        self._thread.start()
-
-    def add(self, call: Call, on_cancel: Callable[[], object]) -> None:
-        """Watch a call; ``on_cancel`` runs on the event loop at most once. Event-loop thread only."""
-        self._calls[call] = on_cancel
-        self._wake.set()
-
-    def discard(self, call: Call) -> None:
-        """Watch the call no more. Event-loop thread only."""
-        self._calls.pop(call, None)
-
-    def close(self) -> None:
-        """End the thread (waits at most 5 s)."""
-        self._closed = True
-        self._wake.set()
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        while not self._closed:
-            self._wake.wait()
-            self._wake.clear()
-            while self._calls and not self._closed:
-                self._round()
-
-    def _round(self) -> None:
-        began = time.monotonic()
-        hurry, self._hurry = self._hurry, False
-        for call in list(self._calls):
-            if self._closed:
-                return
-            if call not in self._calls:
-                continue
-            asked = time.monotonic()
-            if self._ask(call) and (on_cancel := self._calls.pop(call, None)) is not None:
-                self._hurry = hurry = True
-                self._loop.call_soon_threadsafe(on_cancel)
-            if not hurry:
-                time.sleep(max(0.0, self._pause - (time.monotonic() - asked)))
-        if not self._hurry:
-            time.sleep(max(0.001, self._interval - (time.monotonic() - began)))
-
-    @staticmethod
-    def _ask(call: Call) -> bool:
-        try:
-            return call.is_cancelled()
-        except Exception:
-            log.exception("is_cancelled failed for request %r", call.id)
-            return False
-
-
-class UnloadWatch:
-    """Notices that Triton has begun to unload this model.
-
-    Triton calls ``finalize`` only once the last running request has ended, so a drain with a limit must begin earlier:
-    when the model, once ready, is ready no more. (While tritonserver itself waits for running requests after SIGTERM,
-    it still calls its models ready; then its own exit timeout is the limit.)
-
-    Args:
-        loop: where ``on_unload`` runs, at most once.
-        pb: the module ``triton_python_backend_utils``.
-        model: the model's name.
-        version: its version.
-        on_unload: what to do.
-        interval: seconds between two questions, each some 120 µs.
-
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pb: Any,  # noqa: ANN401 - exists only inside Triton
-        model: str,
-        version: str,
-        on_unload: Callable[[], object],
-        *,
-        interval: float = 0.5,
-    ) -> None:
-        self._loop = loop
-        self._is_ready = getattr(pb, "is_model_ready", None)
-        self._model = (model, version)
-        self._on_unload = on_unload
-        self._interval = interval
-        self._was_ready = False
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unload-watch", daemon=True)
-        self._thread.start()
-
-    def serving(self) -> None:
-        """A request has come, so the model has been ready."""
-        self._was_ready = True
-
-    def close(self) -> None:
-        """End the thread (waits at most 5 s)."""
-        self._closed.set()
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        while self._is_ready is not None and not self._closed.wait(self._interval):
-            try:
-                ready = bool(self._is_ready(*self._model))
-            except Exception:  # noqa: BLE001, S112 - Triton answers so while the server itself is starting or stopping
-                continue
-            if self._was_ready and not ready:
-                self._loop.call_soon_threadsafe(self._on_unload)
-                return
-            self._was_ready = self._was_ready or ready

@@ -1,4 +1,4 @@
-"""The Triton seam: reading requests, ordered sends off the loop, and callers that left."""
+"""The Triton seam: reading requests, and ordered sends off the loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import pb_utils
 from triton_lifecycle.errors import InvalidInput, QueueFull
-from triton_lifecycle.triton import Call, CancelWatch, Lanes, UnloadWatch
+from triton_lifecycle.triton import Call, Lanes
 
 
 class Inline:
@@ -120,94 +120,5 @@ def test_lanes_survive_a_future_nobody_waits_for():
         await lane.submit(lambda: done.append(2))
         assert done == [1, 2]
         await asyncio.to_thread(lanes.close)
-
-    asyncio.run(scenario())
-
-
-def test_a_caller_that_left_is_reported_once():
-    """The watch calls back on the loop, once, and asks no more; one broken call does not stop it."""
-
-    async def scenario():
-        watch = CancelWatch(asyncio.get_running_loop(), interval=0.01, max_rate=10_000)
-        left, seen = asyncio.Event(), []
-        broken, broken_call = call_of({})
-        broken.is_cancelled = lambda: 1 / 0
-        watch.add(broken_call, lambda: seen.append("broken"))
-        request, call = call_of({})
-        other, other_call = call_of({})
-        watch.add(call, lambda: (seen.append("left"), left.set()))
-        watch.add(other_call, lambda: seen.append("other"))
-        request.cancelled = True
-        await asyncio.wait_for(left.wait(), 2)
-        asked = request.polls
-        await asyncio.sleep(0.05)
-        assert seen == ["left"]
-        assert request.polls == asked
-        assert other.polls > 1
-        watch.discard(other_call)
-        await asyncio.to_thread(watch.close)
-
-    asyncio.run(scenario())
-
-
-def test_the_watch_keeps_to_its_rate():
-    """However many calls are live, no more questions a second are asked than allowed."""
-
-    async def scenario():
-        watch = CancelWatch(asyncio.get_running_loop(), interval=0.001, max_rate=200)
-        requests = [call_of({}) for _ in range(50)]
-        for _, call in requests:
-            watch.add(call, lambda: None)
-        await asyncio.sleep(0.5)
-        polls = sum(request.polls for request, _ in requests)
-        assert 0 < polls <= 110
-        await asyncio.to_thread(watch.close)
-
-    asyncio.run(scenario())
-
-
-def test_callers_that_leave_together_are_noticed_together():
-    """Once one caller has left, the others are asked without a pause, whatever the rate."""
-
-    async def scenario():
-        watch = CancelWatch(asyncio.get_running_loop(), interval=0.01, max_rate=20)
-        requests, left = [call_of({}) for _ in range(100)], []
-        for request, call in requests:
-            request.cancelled = True
-            watch.add(call, lambda: left.append(1))
-        await asyncio.sleep(0.5)
-        assert len(left) == 100, "at twenty a second this would take five seconds"
-        await asyncio.to_thread(watch.close)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("answers", "noticed"),
-    [
-        ([False, True, True, False], 1),
-        ([RuntimeError("Server not ready"), True, False, False], 1),
-        ([False, False], 0),
-        ([True, RuntimeError("Server not ready"), True], 0),
-    ],
-)
-def test_an_unload_is_noticed_once_the_model_was_ready(answers, noticed):
-    """Not ready before the first time, or a server that cannot say, is no unload; ready and then not is one."""
-
-    class Utilities:
-        def is_model_ready(self, model, version):
-            assert (model, version) == ("m", "1")
-            answer = left.pop(0) if len(left) > 1 else left[0]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    left, seen = list(answers), []
-
-    async def scenario():
-        watch = UnloadWatch(asyncio.get_running_loop(), Utilities(), "m", "1", lambda: seen.append(1), interval=0.01)
-        await asyncio.sleep(0.2)
-        await asyncio.to_thread(watch.close)
-        assert len(seen) == noticed
 
     asyncio.run(scenario())
