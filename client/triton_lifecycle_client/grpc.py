@@ -68,6 +68,7 @@ class GrpcTransport:
     async def exchange(self, request: GenerateRequest | ControlRequest, limit_s: float) -> AsyncGenerator[Chunk, None]:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
         call = self._client.stream_infer(_once(_infer(request)), stream_timeout=limit_s, headers=self._headers or None)
+        complete: set[int] = set()
         try:
             async for result, error in call:
                 if error is not None:
@@ -75,7 +76,13 @@ class GrpcTransport:
                     raise translate(error.message())
                 chunk = codec.chunk({name: _values(result, name) for name in _OUTPUTS})
                 if chunk is not None:
-                    yield chunk
+                    complete.update(index for index, reason in enumerate(chunk.finish_reasons) if reason)
+                    try:
+                        yield chunk
+                    except GeneratorExit:
+                        if len(complete) == len(chunk.texts):
+                            await _ended(call)
+                        raise
         except grpc.aio.AioRpcError as error:
             self._fail(error.code().name, error.details() or "", limit_s)
         except asyncio.CancelledError:
@@ -151,7 +158,7 @@ class GrpcTransport:
 
 
 async def _ended(call: Any) -> None:  # noqa: ANN401 - tritonclient is untyped
-    """Wait a moment for the server to close the stream after its error.
+    """Wait a moment for the server to close the stream after its last response.
 
     Cancelling a stream that the server is just ending makes Triton 2.51 lose track of the request now and then: its
     model never unloads again, or the server crashes (fixed upstream in 24.12, pull request 7840 of its server).

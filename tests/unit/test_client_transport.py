@@ -138,6 +138,26 @@ def test_leaving_the_loop_cancels(fakes: FrontEnds, protocol: str):
     drive(fakes, protocol, work)
 
 
+def test_leaving_after_the_last_text_waits_for_the_end(fakes: FrontEnds):
+    """Over gRPC a stream that the server is just ending is not cancelled: Triton 2.51 would lose track of it."""
+    cancelled: list[bool] = []
+
+    def model(ask: Ask) -> Iterator[Say | End]:
+        yield Say("all", "stop")
+        cancelled.append(ask.left.wait(0.3))
+        yield End()
+
+    fakes.model = model
+
+    async def work(client: AsyncClient) -> None:
+        stream = client.stream("p")
+        assert (await anext(stream)).text == "all"
+        await stream.aclose()
+        assert cancelled == [False]
+
+    drive(fakes, "grpc", work)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_before_the_first_response_cancels(fakes: FrontEnds, protocol: str, stream: bool):  # noqa: FBT001
     """Triton does not see an HTTP caller leave before it has written something: the client says it in words."""
