@@ -82,11 +82,11 @@ class Manager:
 
     def submit(self, requests: Iterable[Any]) -> None:
         """Take over requests from Triton; returns at once. Any thread."""
-        try:
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._accept, list(requests))
-        except RuntimeError:
-            for request in requests:
-                _refuse(Call(request, self._pb, _Inline()))
+            return
+        for request in requests:
+            _refuse(Call(request, self._pb, _Inline()))
 
     def stop(self) -> None:
         """Drain within the configured limit, then end what is left, the engine, the loop and the guardian."""
@@ -182,6 +182,9 @@ class Manager:
             document = control.answer(parameters, self._contexts, self.state)
         except LifecycleError as error:
             call.fail(error)
+        except Exception as error:
+            log.exception("a control request failed")
+            call.fail(LifecycleError(f"the control request failed with {type(error).__name__}; see the server's log"))
         else:
             call.send({"text_output": [document]}, final=True)
 

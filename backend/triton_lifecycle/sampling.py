@@ -6,18 +6,22 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from triton_lifecycle.errors import InvalidInput
+
+MAX_DEPTH: Final = 64
+MAX_PATH: Final = 120
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def parse_object(field: str, text: str) -> dict[str, Any]:
     """Parse a JSON object; an empty text counts as an empty object, as it does for the official backend's clients.
 
     Raises:
-        InvalidInput: the text is not JSON, not an object, or holds NaN or an infinity.
+        InvalidInput: the text is not JSON, not an object, or holds what :func:`check_plain` refuses.
 
     """
     try:
@@ -26,7 +30,42 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
         raise InvalidInput(f"{field}: not valid JSON: {error} (found {_short(text)})") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"{field}: expected a JSON object, found {_kind(value)}")
+    check_plain(field, value)
     return value
+
+
+def check_plain(field: str, value: Any, depth: int = 0) -> None:  # noqa: ANN401
+    """Refuse what JSON can write but nothing behind it can carry: neither Triton's messages nor vLLM's.
+
+    Raises:
+        InvalidInput: half of a surrogate pair in a text, a number beyond 64 bits or beyond a float's range, or more
+            than :data:`MAX_DEPTH` levels.
+
+    """
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"{field[:MAX_PATH]}: nested deeper than {MAX_DEPTH} levels")
+    if fault := _fault(value):
+        raise InvalidInput(f"{field[:MAX_PATH]}: {fault}")
+    if isinstance(value, dict):
+        for key, element in value.items():
+            check_plain(f"{field}, a key", key, depth + 1)
+            check_plain(f"{field}.{key}", element, depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, element in enumerate(value):
+            check_plain(f"{field}[{index}]", element, depth + 1)
+
+
+def _fault(value: Any) -> str | None:  # noqa: ANN401
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return f"not valid Unicode: half of a surrogate pair at position {error.start}"
+    elif isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+        return f"must fit into 64 bits, found a number of {value.bit_length()} bits"
+    elif isinstance(value, float) and not math.isfinite(value):
+        return f"must be finite, found {value}"
+    return None
 
 
 def type_values(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,18 +90,21 @@ def type_values(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dic
 
 
 def _convert(name: str, value: Any, declared: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"sampling_parameters.{name}: must be finite, found {value}")
     try:
-        return msgspec.convert(value, declared, strict=isinstance(value, bool))
+        typed = msgspec.convert(value, declared, strict=isinstance(value, bool))
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "")
         raise InvalidInput(
             f"sampling_parameters.{name}: {reason[:1].lower()}{reason[1:]}, found {_short(value)}"
         ) from None
+    except OverflowError:
+        raise InvalidInput(f"sampling_parameters.{name}: too large, found {_short(value)}") from None
     except TypeError:
         # A type that msgspec cannot judge (arrays, vLLM's own classes): the engine will.
         return value
+    # A text may have become a number only now.
+    check_plain(f"sampling_parameters.{name}", typed)
+    return typed
 
 
 def _refuse_constant(name: str) -> float:

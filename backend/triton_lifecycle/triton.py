@@ -8,18 +8,19 @@ that left. The event loop only hands work over and is told when it is done.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from triton_lifecycle.errors import InvalidInput, LifecycleError
+from triton_lifecycle.sampling import parse_object
 from triton_lifecycle.schema import INPUT_BY_NAME, OUTPUT_BY_NAME, Tensor
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Call:
     __slots__ = ("_final", "_lane", "_lock", "_pb", "_request", "_sender", "id")
 
     def __init__(self, request: Any, pb: Any, lane: Lane) -> None:  # noqa: ANN401 - exist only inside Triton
-        self.id: str = request.request_id()
+        self.id: str = _id(request)
         self._request: Any = request
         self._pb = pb
         self._lane = lane
@@ -74,7 +75,8 @@ class Call:
         """Return the request's values.
 
         Raises:
-            InvalidInput: a tensor has the wrong number of elements or holds bytes that are not UTF-8.
+            InvalidInput: a tensor has the wrong number of elements or holds bytes that are not UTF-8, or the request
+                parameters hold what cannot be carried further.
 
         """
         tensors = {}
@@ -86,10 +88,13 @@ class Call:
 
     def control(self) -> dict[str, Any] | None:
         """Return the parameters if this is a control request, else ``None``."""
-        text = self._request.parameters()
-        if not text or '"control"' not in text:
+        try:
+            if '"control"' not in self._parameters_text():
+                return None
+            parameters = self._parameters()
+        except InvalidInput:
+            # read() says so to the caller.
             return None
-        parameters = self._parameters()
         return parameters if "control" in parameters else None
 
     def send(self, outputs: dict[str, list[Any]], *, final: bool) -> asyncio.Future[None]:
@@ -100,11 +105,11 @@ class Call:
             final: whether this is the last response; nothing may be sent after it.
 
         """
-        return self._lane.submit(lambda: self._send(self._build(outputs), final=final))
+        return self._lane.submit(lambda: self._send(lambda: self._build(outputs), final=final))
 
     def fail(self, error: LifecycleError) -> asyncio.Future[None]:
         """Send an error as the last response."""
-        return self._lane.submit(lambda: self._send(self._error(error), final=True))
+        return self._lane.submit(lambda: self._send(lambda: self._error(error), final=True))
 
     def end(self) -> asyncio.Future[None]:
         """Mark the end without another response."""
@@ -120,11 +125,17 @@ class Call:
             return not self._final and question()
 
     def _parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = json.loads(self._request.parameters() or "{}")
+        parameters = parse_object("parameters", self._parameters_text() or "{}")
         # Over gRPC Triton takes the timeout out of the parameters and keeps it in the request itself.
         if timeout := self._request.timeout():
             parameters.setdefault("timeout", timeout)
         return parameters
+
+    def _parameters_text(self) -> str:
+        try:
+            return str(self._request.parameters())
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"parameters: not valid UTF-8 at byte {error.start}") from None
 
     def _build(self, outputs: dict[str, list[Any]]) -> Any:  # noqa: ANN401
         tensors = [
@@ -135,25 +146,50 @@ class Call:
 
     def _error(self, error: LifecycleError) -> Any:  # noqa: ANN401
         code = getattr(self._pb.TritonError, error.code, self._pb.TritonError.INTERNAL)
-        return self._pb.InferenceResponse(output_tensors=[], error=self._pb.TritonError(error.wire(), code))
+        return self._pb.InferenceResponse(
+            output_tensors=[], error=self._pb.TritonError(error.wire().encode(errors="replace").decode(), code)
+        )
 
-    def _send(self, response: Any, *, final: bool) -> None:  # noqa: ANN401
+    def _send(self, build: Callable[[], Any] | None, *, final: bool) -> None:
         if not final:
-            self._sender.send(response)
+            self._sender.send(None if build is None else build())
             return
         with self._lock:
             if self._final:
                 raise RuntimeError(f"request {self.id!r} was ended twice")
             self._final = True
-            flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             sender, self._sender = self._sender, None
             # Triton's objects must not outlive the stub's shared memory, or its exit crashes; nor should a request's
             # input stay in shared memory until a garbage collection.
             self._request = None
-            if response is None:
-                sender.send(flags=flag)
-            else:
-                sender.send(response, flags=flag)
+            self._send_last(sender, build)
+
+    def _send_last(self, sender: Any, build: Callable[[], Any] | None) -> None:  # noqa: ANN401
+        """Whatever fails here, the request ends: first as it should, else with an error, else without a word."""
+        flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if build is None:
+            sender.send(flags=flag)
+            return
+        try:
+            sender.send(build(), flags=flag)
+        except Exception:
+            with suppress(Exception):
+                try:
+                    sender.send(self._error(LifecycleError(_UNSENDABLE)), flags=flag)
+                except Exception:  # noqa: BLE001
+                    sender.send(flags=flag)
+            raise
+
+
+_UNSENDABLE = "the last response could not be built or sent; the server's log has the details"
+
+
+def _id(request: Any) -> str:  # noqa: ANN401
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        # Only a label, and nobody could ask for it.
+        return ""
 
 
 def _value(declared: Tensor, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401

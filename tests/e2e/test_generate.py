@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import aclosing
 from itertools import zip_longest
 
@@ -84,6 +85,13 @@ def test_the_prompt_is_repeated_unless_excluded(server: TritonServer, exclude, b
     assert post(server, "generate", body).json()["text_output"].startswith(begins)
 
 
+def test_structured_outputs_bind_the_text(client: Client):
+    """A regular expression given as an object binds what the real model may say."""
+    sampling = {"structured_outputs": {"regex": "(red|green) [0-9]"}}
+    text = client.generate("A colour and a digit:", sampling=sampling, max_tokens=8, temperature=0.0).text
+    assert re.fullmatch("(red|green) [0-9]", text.strip()), text
+
+
 def test_several_sequences(client: Client):
     """n = 3 gives three texts, each with its own end."""
     answer = client.generate(PROMPT, n=3, max_tokens=4, seed=1)
@@ -113,6 +121,14 @@ BAD = [
     ({"text_input": "x", "parameters": {"lora_name": "nobody"}}, "unknown_adapter", "nobody"),
     ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "invalid_input", "not allowed"),
     ({"text_input": "x", "embedding_request": "{}"}, "unsupported", "embedding_request"),
+    ({"text_input": "x", "sampling_parameters": '{"\\ud800": 1}'}, "invalid_input", "surrogate"),
+    ({"text_input": "x", "sampling_parameters": '{"stop": ["\\ud800"]}'}, "invalid_input", "stop[0]"),
+    ({"text_input": "x", "parameters": {"seed": "1" + "0" * 20}}, "invalid_input", "64 bits"),
+    (
+        {"text_input": "x", "sampling_parameters": '{"structured_outputs": {"regex": "a", "json": "{}"}}'},
+        "invalid_input",
+        "structured",
+    ),
     ({"text_input": "", "parameters": {"control": "reboot"}}, "invalid_input", "control"),
     ({"text_input": "", "parameters": {"control": "status", "control_id": "nobody"}}, "unknown_request", "nobody"),
 ]

@@ -75,3 +75,30 @@ def test_what_is_no_json_object_is_refused(text):
     """Malformed JSON, other JSON values, non-finite numbers and deep nesting are the caller's fault."""
     with pytest.raises(InvalidInput, match="sampling_parameters: "):
         parse_object("sampling_parameters", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{"\\ud800": 1}', "surrogate"),
+        ('{"stop": ["ok", "\\udfff"]}', r"stop\[1\].*surrogate"),
+        ('{"max_tokens": 100000000000000000000}', "max_tokens: must fit into 64 bits"),
+        ('{"logit_bias": {"5": 1e999}}', "logit_bias.5: must be finite"),
+        ('{"stop": ' + "[" * 200 + "]" * 200 + "}", "nested deeper than 64"),
+    ],
+)
+def test_what_nothing_behind_json_can_carry_is_refused(text, part):
+    """Half surrogate pairs, numbers beyond 64 bits and deep nesting end here, in a message that can be sent."""
+    with pytest.raises(InvalidInput, match=part) as caught:
+        parse_object("sampling_parameters", text)
+    caught.value.wire().encode()
+    assert len(caught.value.wire()) < 500
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"), [(int, "1" + "0" * 30), (int | None, "9" * 19), (float, "1e999"), (float, "1" + "0" * 400)]
+)
+def test_a_text_becomes_no_number_that_cannot_be_carried(declared, value):
+    """Numbers given as texts keep to the same bounds."""
+    with pytest.raises(InvalidInput, match=r"sampling_parameters\.x"):
+        type_values({"x": value}, {"x": declared})

@@ -122,3 +122,63 @@ def test_lanes_survive_a_future_nobody_waits_for():
         await asyncio.to_thread(lanes.close)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("broken", ["build", "send"])
+def test_an_answer_that_cannot_be_built_or_sent_still_ends_the_request(broken, monkeypatch):
+    """Whatever fails on the last response, the caller gets an error and FINAL, once; the failure is told."""
+
+    async def scenario():
+        request, call = call_of({})
+        if broken == "build":
+            outputs = {"no_such_output": ["x"]}
+        else:
+            outputs, send, first = {"text_output": ["x"]}, request.sender.send, [True]
+
+            def fails_once(*args, **kwargs):
+                if first.pop() if first else False:
+                    raise RuntimeError("no shared memory")
+                send(*args, **kwargs)
+
+            monkeypatch.setattr(request.sender, "send", fails_once)
+        with pytest.raises((KeyError, RuntimeError)):
+            await call.send(outputs, final=True)
+        [(response, final)] = request.sender.sent
+        assert final
+        assert response.error.code() == pb_utils.TritonError.INTERNAL
+
+    class Lane:
+        def submit(self, job):
+            future = asyncio.get_running_loop().create_future()
+            try:
+                job()
+                future.set_result(None)
+            except Exception as error:  # noqa: BLE001
+                future.set_exception(error)
+            return future
+
+    monkeypatch.setattr(Inline, "submit", Lane.submit)
+    asyncio.run(scenario())
+
+
+def test_bytes_that_are_no_text_hurt_nobody():
+    """An id or parameters that are not UTF-8: the id counts as none, the parameters are the caller's fault."""
+
+    def no_text():
+        raise UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte")
+
+    request = pb_utils.InferenceRequest({"text_input": "x"}, None)
+    request.request_id = request.parameters = no_text
+    call = Call(request, pb_utils, Inline())
+    assert call.id == ""
+    assert call.control() is None
+    with pytest.raises(InvalidInput, match="parameters: not valid UTF-8 at byte 1"):
+        call.read()
+
+
+def test_half_a_surrogate_in_the_parameters_is_the_callers_fault():
+    """JSON can write half a character that no message can carry."""
+    request = pb_utils.InferenceRequest({"text_input": "x"}, None)
+    request.parameters = lambda: '{"tenant": "\\ud800"}'
+    with pytest.raises(InvalidInput, match=r"parameters\.tenant: not valid Unicode"):
+        Call(request, pb_utils, Inline()).read()

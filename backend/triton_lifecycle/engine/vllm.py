@@ -85,7 +85,9 @@ class VLLMEngine:
             for field in msgspec.structs.fields(SamplingParams)
             if not field.name.startswith("_") and field.name not in NOT_FOR_CALLERS
         }
-        return {**fields, "guided_decoding": dict[str, Any] | None, "lora_name": str | None}
+        # As an object: vLLM's own class checks itself only where sampling() turns what it says into InvalidInput.
+        structured = dict[str, Any] | None
+        return {**fields, "structured_outputs": structured, "guided_decoding": structured, "lora_name": str | None}
 
     async def start(self) -> None:
         """Load the model. Takes seconds to minutes; the loop stays free meanwhile.
@@ -107,6 +109,7 @@ class VLLMEngine:
     async def stop(self) -> None:
         """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
         llm, self._llm = self._llm, None
+        self._encoder.shutdown(wait=False, cancel_futures=True)
         if llm is not None:
             await asyncio.to_thread(_shutdown, llm)
 
@@ -119,7 +122,7 @@ class VLLMEngine:
         lora_name = fields.pop("lora_name", None)
         if lora_name is not None:
             raise UnknownAdapter(f"lora_name: no adapter {lora_name!r}; this model was loaded without adapters")
-        structured = fields.pop("guided_decoding", None) or fields.get("structured_outputs")
+        structured = fields.pop("guided_decoding", None) or fields.pop("structured_outputs", None)
         try:
             if structured is not None:
                 fields["structured_outputs"] = _structured_outputs(structured)
@@ -165,6 +168,8 @@ class VLLMEngine:
         except EngineDeadError as error:
             raise EngineDied("the engine's process has died") from error
         except EngineGenerateError as error:
+            # vLLM forgets to, when it fails before the request has reached its engine.
+            await llm.abort(request.id)
             cause = error.__cause__ or error
             raise GenerationFailed(f"vLLM failed on this request: {type(cause).__name__}: {cause}") from error
         except _client_error() as error:
