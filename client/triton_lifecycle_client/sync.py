@@ -8,7 +8,9 @@ thread and inside a notebook, and gRPC, which wants one event loop a process, ha
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from concurrent.futures import CancelledError as FutureCancelled
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
+_SLICE_S = 0.25
 
 
 class _Loop:
@@ -71,8 +74,13 @@ class _Loop:
     @staticmethod
     def result(future: Future[T], limit_s: float | None = None) -> T:
         """Wait for submitted work; an interrupt here cancels it there."""
+        end = math.inf if limit_s is None else time.monotonic() + limit_s
         try:
-            return future.result(limit_s)
+            # In slices: a Ctrl-C that arrives just before the main thread blocks is seen by Python only when it wakes.
+            while not future.done() and (left := end - time.monotonic()) > 0:
+                with suppress(TimeoutError, FutureCancelled):
+                    future.exception(min(left, _SLICE_S))
+            return future.result(0)
         except FutureCancelled:
             raise Cancelled("the request was cancelled") from None
         finally:
@@ -203,7 +211,7 @@ class SyncStream:
         self._loop = loop
         self._stream = stream
         self._over = False
-        self._waiting: Future[Chunk | None] | None = None
+        self._step: asyncio.Task[Any] | None = None
 
     def __iter__(self) -> Self:
         return self
@@ -212,8 +220,7 @@ class SyncStream:
         if self._over:
             raise StopIteration
         try:
-            self._waiting = self._loop.submit(_next(self._stream))
-            chunk = self._loop.result(self._waiting)
+            chunk = self._loop.result(self._loop.submit(self._next()))
         except BaseException:
             self.close()
             raise
@@ -237,9 +244,7 @@ class SyncStream:
         if self._over:
             return
         self._over = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._loop.submit(_close(self._stream))
+        self._loop.submit(self._close())
 
     def __enter__(self) -> Self:
         return self
@@ -253,11 +258,13 @@ class SyncStream:
         if not self._over and self._loop.loop.is_running():
             self.close()
 
+    async def _next(self) -> Chunk | None:
+        self._step = asyncio.current_task()
+        return await anext(self._stream, None)
 
-async def _next(stream: Stream) -> Chunk | None:
-    return await anext(stream, None)
-
-
-async def _close(stream: Stream) -> None:
-    with suppress(RuntimeError):  # its last step is just being cancelled, and closes it by itself
-        await stream.aclose()
+    async def _close(self) -> None:
+        # The step is ended here and not by its future: Ctrl-C may come before the future has been returned.
+        if self._step is not None and not self._step.done():
+            self._step.cancel()
+            await asyncio.wait([self._step])
+        await self._stream.aclose()

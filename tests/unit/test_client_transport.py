@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pytest
@@ -420,6 +421,58 @@ def test_the_blocking_client(fakes: FrontEnds, protocol: str):
     with pytest.raises(tree.Cancelled, match="closed"):
         client.generate("short")
     assert "lifecycle-client" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_interrupt_between_two_lines_cancels_all_the_same(
+    fakes: FrontEnds, protocol: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Ctrl-C in the moment in which a step has begun and nobody waits for it yet cancels the request at once."""
+
+    def slow(ask: Ask) -> Iterator[Say]:
+        yield Say("a")
+        ask.left.wait(10)
+        yield Say("b")
+
+    fakes.model = slow
+    with Client(fakes.url(protocol), model=MODEL, protocol=protocol) as client:  # type: ignore[arg-type]
+        stream = client.stream("p")
+        assert next(stream).text == "a"
+        submit, pressed = stream._loop.submit, []
+
+        def interrupted(work: object) -> object:
+            future = submit(work)  # type: ignore[arg-type]
+            if not pressed:
+                pressed.append(time.sleep(0.1))
+                raise KeyboardInterrupt
+            return future
+
+        monkeypatch.setattr(stream._loop, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert stream._step is not None
+        deadline = time.monotonic() + 2
+        while not stream._step.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stream._step.cancelled()
+        if protocol == "grpc":
+            assert fakes.asked[0].left.wait(2)
+
+
+def test_an_interrupt_just_before_the_wait_is_not_lost(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch):
+    """Python handles a signal that arrives as the thread blocks only once it wakes: the wait wakes by itself."""
+    woken = []
+    waits = Future.exception
+
+    def counted(future: Future[object], timeout: float | None = None) -> BaseException | None:
+        woken.append(timeout)
+        return waits(future, timeout)
+
+    monkeypatch.setattr(Future, "exception", counted)
+    fakes.model = lambda ask: iter([Say("a", "stop")] if not ask.left.wait(0.7) else [])
+    with Client(fakes.grpc, model=MODEL) as client:
+        assert client.generate("p").text == "a"
+    assert len(woken) >= 2
+    assert all(timeout is not None and timeout <= 0.5 for timeout in woken)
 
 
 def test_blocking_clients_work_from_many_threads(fakes: FrontEnds, protocol: str):
