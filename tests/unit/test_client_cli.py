@@ -221,7 +221,13 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
 
     fakes.model = slow
     command = [sys.executable, "-m", "triton_lifecycle_client.cli", "generate", "hi", "--stream", "-m", MODEL]
-    with subprocess.Popen([*command, "--url", fakes.grpc], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*command, "--url", fakes.grpc],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell that starts the tests in the background has them, and so this command, ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - nothing else runs in it
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"a"
         process.send_signal(signal.SIGINT)
