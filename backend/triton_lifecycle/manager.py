@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Final
 
 from triton_lifecycle import control
@@ -26,7 +25,7 @@ from triton_lifecycle.errors import Draining, LifecycleError
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
 from triton_lifecycle.triton import Call, Lanes
-from triton_lifecycle.watch import UnloadSign, Watch
+from triton_lifecycle.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -154,17 +153,9 @@ class Manager:
             self._loop,
             interval=config.cancellation.poll_interval,
             max_rate=config.cancellation.max_polls_per_second,
-            unload=self._unload_sign(),
         )
         self._pipeline = Pipeline(route, self._contexts, self._bus, self._watch, self._model)
         self._cleaner = self._loop.create_task(self._clean(), name="context-cleaner")
-
-    def _unload_sign(self) -> UnloadSign | None:
-        is_model_ready = getattr(self._pb, "is_model_ready", None)
-        if is_model_ready is None:
-            log.warning("this Triton cannot say whether a model is ready: an unload waits for the last running request")
-            return None
-        return UnloadSign(partial(is_model_ready, self._model, self._version), self._begin_drain)
 
     def _accept(self, requests: list[Any]) -> None:
         for request in requests:

@@ -67,7 +67,7 @@ class Call:
         self._pb = pb
         self._lane = lane
         self._sender: Any = request.get_response_sender()
-        # After FINAL the server frees what is_cancelled() looks at, and may unload the model: no question overlaps it.
+        # After FINAL the server frees what is_cancelled() looks at: the two must never overlap.
         self._lock = threading.Lock()
         self._final = False
 
@@ -117,12 +117,8 @@ class Call:
 
     def is_cancelled(self) -> bool:
         """Ask Triton whether the caller left. Blocks; not for the event loop."""
-        return self.while_live(lambda: bool(self._request.is_cancelled()))
-
-    def while_live(self, question: Callable[[], bool]) -> bool:
-        """Ask a question while this call certainly stays live; ``False`` if it has ended. Blocks."""
         with self._lock:
-            return not self._final and question()
+            return not self._final and bool(self._request.is_cancelled())
 
     def _parameters(self) -> dict[str, Any]:
         parameters = parse_object("parameters", self._parameters_text() or "{}")

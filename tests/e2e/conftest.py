@@ -38,8 +38,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Path:
 
     ``smollm2`` and ``simulated`` are the shipped folders themselves. ``one_slot`` is the real model with room for one
     running sequence and a large prompt budget, so that queueing and prefilling can be met at will. ``drop_in`` is what
-    a user of the official backend has: ``backend: "vllm"`` and a ``model.json``, nothing of ours. ``short_drain`` is
-    the simulated engine with a drain limit of one second.
+    a user of the official backend has: ``backend: "vllm"`` and a ``model.json``, nothing of ours.
     """
     folder = tmp_path_factory.mktemp("repository")
     for name in ("smollm2", "simulated"):
@@ -54,10 +53,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Path:
     (model.parent / "config.pbtxt").write_text('backend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n')
     (model / "model.json").write_text(
         json.dumps({"model": str(weights), "dtype": "bfloat16", "max_model_len": 512, "enforce_eager": True})
-    )
-    shutil.copytree(REPOSITORY / "simulated", folder / "short_drain", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "short_drain" / "request_lifecycle.yaml").write_text(
-        "request_lifecycle:\n  shutdown: {drain_timeout: 1.0}\n"
     )
     return folder
 
