@@ -9,19 +9,13 @@ from triton_lifecycle.triton import Call
 from triton_lifecycle.watch import Watch
 
 
-class Inline:
-    """Does a job on the spot."""
-
-    def submit(self, job):
-        job()
-        future = asyncio.get_running_loop().create_future()
-        future.set_result(None)
-        return future
+class NoLane:
+    """Nothing is sent in these tests."""
 
 
 def call_of():
     request = pb_utils.InferenceRequest({}, None)
-    return request, Call(request, pb_utils, Inline())
+    return request, Call(request, pb_utils, NoLane())
 
 
 def test_a_caller_that_left_is_reported_once():
