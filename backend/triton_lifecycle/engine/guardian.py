@@ -32,6 +32,7 @@ SHM: Final = Path("/dev/shm")  # noqa: S108 - not a temporary file: where POSIX 
 STUB_GRACE_S: Final = 3.0
 ORDERLY_GRACE_S: Final = 1.0
 KILL_GRACE_S: Final = 2.0
+TRACKER_GRACE_S: Final = 2.0
 POLL_S: Final = 0.25
 
 
@@ -100,6 +101,20 @@ def end_processes(pids: list[int], *, grace: float = 0.0) -> None:
     deadline = time.monotonic() + KILL_GRACE_S
     while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
         time.sleep(0.02)
+
+
+def end_engine(pids: list[int], *, grace: float) -> None:
+    """End an engine's processes, Python's resource trackers last.
+
+    A tracker ends by itself once its users are gone, and only then removes their named semaphores, which nobody else
+    knows: killed with the rest, it would leave them under /dev/shm for ever.
+    """
+    trackers = [pid for pid in pids if _is_tracker(pid)]
+    end_processes([pid for pid in pids if pid not in trackers], grace=grace)
+    deadline = time.monotonic() + TRACKER_GRACE_S
+    for pid in trackers:
+        _await_end(pid, deadline - time.monotonic())
+    end_processes([pid for pid in trackers if _alive(pid)])
 
 
 def remove_shared_memory(names: set[str]) -> None:
@@ -179,7 +194,7 @@ def watch(mark: str, stub: int, server: int, pipe: IO[bytes]) -> None:
             end_processes([stub])
             break
     family.look_closely()
-    end_processes(family.alive(), grace=ORDERLY_GRACE_S if orderly else 0.0)
+    end_engine(family.alive(), grace=ORDERLY_GRACE_S if orderly else 0.0)
     used = family.memory | used_by_stub
     remove_shared_memory(used - shared_memory_of([server]))
     # What Triton itself shares with the stub is in use while tritonserver lives.
@@ -212,6 +227,12 @@ def _await_end(pid: int, limit: float) -> None:
     deadline = time.monotonic() + limit
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _alive(pid: int) -> bool:
