@@ -159,14 +159,26 @@ class Manager:
 
     def _accept(self, requests: list[Any]) -> None:
         for request in requests:
-            call = Call(request, self._pb, self._lanes.pick())
-            parameters = call.control()
-            if parameters is not None:
-                self._control(call, parameters)
+            try:
+                call = Call(request, self._pb, self._lanes.pick())
+            except Exception:
+                # Without a sender there is no way to answer; the requests that came with it have theirs.
+                log.exception("a request came from Triton that cannot be answered")
                 continue
-            task = self._loop.create_task(self._pipeline.run(call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            try:
+                self._begin(call)
+            except Exception as error:
+                log.exception("a request could not be begun")
+                call.fail(LifecycleError(f"the request failed with {type(error).__name__}; see the server's log"))
+
+    def _begin(self, call: Call) -> None:
+        parameters = call.control()
+        if parameters is not None:
+            self._control(call, parameters)
+            return
+        task = self._loop.create_task(self._pipeline.run(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _control(self, call: Call, parameters: dict[str, Any]) -> None:
         try:

@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_TIMEOUT_S = 300.0
-_CONTROL_S = 5.0
+DEFAULT_CONTROL_TIMEOUT_S = 20.0
+"""They take milliseconds; but a machine whose cores are all taken may let a client wait for seconds."""
 _POLL_S = 0.2
 _GRACE_S = 1.0
 """How long after the server's own limit the client waits for the server's word on it before it gives up itself."""
@@ -57,6 +58,7 @@ class AsyncClient:
         model: the model asked unless a call names another.
         protocol: ``"grpc"`` (default) or ``"http"``.
         timeout: seconds for a whole request unless a call says otherwise.
+        control_timeout: seconds for each question about a request, the server or its models.
         retry: when a request that has brought nothing yet is sent again.
         headers: sent with every request, over gRPC as metadata.
 
@@ -69,12 +71,14 @@ class AsyncClient:
         model: str = DEFAULT_MODEL,
         protocol: Protocol | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        control_timeout: float = DEFAULT_CONTROL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.endpoint: Endpoint = endpoint(url, protocol)
         self.model = model
         self._timeout = _seconds("timeout", timeout)
+        self._control_timeout = _seconds("control_timeout", control_timeout)
         self._retry = retry or RetryPolicy()
         self._transport: Transport = open_transport(self.endpoint, headers)
 
@@ -119,12 +123,12 @@ class AsyncClient:
 
     async def models(self) -> list[str]:
         """Return the names of the models that the server has ready."""
-        return await self._transport.models(_CONTROL_S)
+        return await self._transport.models(self._control_timeout)
 
     async def is_ready(self) -> bool:
         """Return whether the server and the model take requests; ``False`` too when nothing answers."""
         try:
-            return await self._transport.is_ready(self.model, _CONTROL_S)
+            return await self._transport.is_ready(self.model, self._control_timeout)
         except LifecycleError:
             return False
 
@@ -140,7 +144,7 @@ class AsyncClient:
         reason = f"the server answers, but model {self.model!r} is not ready"
         while (left := until - time.monotonic()) > 0:
             try:
-                if await self._transport.is_ready(self.model, min(left, _CONTROL_S)):
+                if await self._transport.is_ready(self.model, min(left, self._control_timeout)):
                     return
             except WrongPort:
                 raise
@@ -211,10 +215,12 @@ class AsyncClient:
                 return
 
     async def _control(self, control: Literal["status", "cancel", "state"], request_id: str | None, kind: type[T]) -> T:
-        request = ControlRequest(model=self.model, control=control, control_id=request_id, timeout=_CONTROL_S)
+        request = ControlRequest(
+            model=self.model, control=control, control_id=request_id, timeout=self._control_timeout
+        )
         answer: Chunk | None = None
         try:
-            async with aclosing(self._transport.exchange(request, _CONTROL_S)) as answers:
+            async with aclosing(self._transport.exchange(request, self._control_timeout)) as answers:
                 async for chunk in answers:
                     answer = answer or chunk
         except LifecycleError as error:
@@ -226,7 +232,7 @@ class AsyncClient:
         if not isinstance(error, ModelNotFound):
             return error
         try:
-            names = ", ".join(await self._transport.models(_CONTROL_S)) or "none"
+            names = ", ".join(await self._transport.models(self._control_timeout)) or "none"
         except LifecycleError:
             return error
         return ModelNotFound(f"{self.endpoint} has no model {model!r} ready; it has: {names}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from triton_lifecycle.errors import Cancelled
 
-from .client import DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient
+from .client import DEFAULT_CONTROL_TIMEOUT_S, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -116,10 +116,19 @@ class Client:
         model: str = DEFAULT_MODEL,
         protocol: Protocol | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        control_timeout: float = DEFAULT_CONTROL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._client = AsyncClient(url, model=model, protocol=protocol, timeout=timeout, retry=retry, headers=headers)
+        self._client = AsyncClient(
+            url,
+            model=model,
+            protocol=protocol,
+            timeout=timeout,
+            control_timeout=control_timeout,
+            retry=retry,
+            headers=headers,
+        )
         self._loop: _Loop | None = _Loop.hold()
 
     @property

@@ -30,7 +30,7 @@ def one_slot(start_server: StartServer):
 
 async def _wait_status(client: AsyncClient, request_id: str, wanted: str) -> None:
     """Wait until a request has left ``live`` or, for ``live``, is known to have been admitted."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         status = await client.status(request_id)
         if status.status == wanted and (wanted != "live" or "admitted" in status.times_ms):

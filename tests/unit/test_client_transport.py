@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -266,6 +267,20 @@ def test_a_silent_server_does_not_hang_the_caller(
         await until(lambda: fakes.asked[0].left.is_set() if protocol == "grpc" else fakes.cancels)
 
     drive(fakes, protocol, work)
+
+
+def test_a_question_has_its_own_limit(protocol: str):
+    """A question that is not answered ends after ``control_timeout``, whatever requests may take."""
+
+    async def main(address: str) -> float:
+        begin = time.monotonic()
+        async with AsyncClient(address, protocol=protocol, timeout=60.0, control_timeout=0.3) as client:  # type: ignore[arg-type]
+            with pytest.raises(tree.TotalTimeout, match=r"within 0\.3 s"):
+                await client.state()
+        return time.monotonic() - begin
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        assert asyncio.run(main(f"127.0.0.1:{deaf.getsockname()[1]}")) < 5
 
 
 def test_a_stream_that_stops_short_is_no_success(fakes: FrontEnds, protocol: str):
