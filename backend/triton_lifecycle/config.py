@@ -121,6 +121,22 @@ class Admission(Section):
     max_live_requests: Count | None = None
 
 
+class RequestLimits(Section):
+    """Added: how large a request's values may be; what goes beyond is refused at the edge."""
+
+    max_prompt_bytes: Count = 4 * 2**20
+    """Of the prompt, or of all messages and tools together, in UTF-8."""
+    max_parameters_bytes: Count = 2**20
+    """Of ``sampling_parameters``, or of the request's parameters: JSON schemas and grammars travel there."""
+    max_sequences: Count = 128
+    """``n``."""
+    max_list_items: Count = 1024
+    """``stop``, ``stop_token_ids``, ``bad_words``, ``logit_bias`` and the like."""
+    max_images: Count = 16
+    structured_output_timeout: Seconds = 2.0
+    """How long a schema, expression or grammar may take to compile on trial; vLLM itself gives up after 5 s."""
+
+
 class Cancellation(Section):
     """Added: how callers that left are noticed: a question costs about 130 µs of CPU."""
 
@@ -165,6 +181,7 @@ class Config(Section):
     monitoring: Monitoring = Monitoring()
     distributed: Distributed = Distributed()
     admission: Admission = Admission()
+    request_limits: RequestLimits = RequestLimits()
     cancellation: Cancellation = Cancellation()
     shutdown: Shutdown = Shutdown()
     pipeline: Pipeline = Pipeline()

@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 from triton_lifecycle.bus import Publisher
+from triton_lifecycle.chat import Conversation
+from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.engine import Chunk, Sampling
 from triton_lifecycle.errors import LifecycleError, UnknownRequest
 from triton_lifecycle.events import ENDINGS, Event, Received, StageDone
@@ -51,7 +53,8 @@ class Metadata(msgspec.Struct, frozen=True):
 class Input(msgspec.Struct, frozen=True):
     """Layer 2: what is asked."""
 
-    prompt: str
+    source: str | Conversation | Embedding
+    """A prompt to be continued, a conversation to be answered, or what is to be embedded."""
     parameters: dict[str, Any]
     """Sampling parameters as the caller gave them, before they were typed."""
     wants: Wants
@@ -65,6 +68,8 @@ class Execution(msgspec.Struct):
     stage: str = "open"
     attempts: int = 0
     sampling: Sampling | None = None
+    prompt: str = ""
+    """The prompt as text: as it came, or as the chat template wrote it."""
     prompt_token_ids: list[int] | None = None
     limits: dict[str, float] = {}
     times: dict[str, float] = {}

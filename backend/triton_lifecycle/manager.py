@@ -6,8 +6,6 @@ import asyncio
 import concurrent.futures
 import logging
 import os
-import shutil
-import sys
 import threading
 import time
 import uuid
@@ -22,6 +20,7 @@ from triton_lifecycle.context import Contexts
 from triton_lifecycle.engine import Engine
 from triton_lifecycle.engine.guardian import MARK, Guardian
 from triton_lifecycle.errors import Draining, LifecycleError
+from triton_lifecycle.interpreter import python_program
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
 from triton_lifecycle.triton import Call, Lanes
@@ -68,7 +67,7 @@ class Manager:
 
         """
         os.environ[MARK] = self._mark
-        self._guardian = Guardian(self._mark, _python())
+        self._guardian = Guardian(self._mark, python_program())
         self._thread.start()
         try:
             self._on_loop(self._start()).result()
@@ -238,12 +237,6 @@ class _Inline:
 
 def _refuse(call: Call) -> None:
     call.fail(Draining("the model is being unloaded and takes no new requests; send it to another replica"))
-
-
-def _python() -> str:
-    """Return an interpreter: inside the stub ``sys.executable`` may name the stub itself."""
-    name = sys.executable or ""
-    return name if "python" in os.path.basename(name) and "stub" not in name else shutil.which("python3") or "python3"  # noqa: PTH119
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,4 +1,9 @@
-"""The tensors of the official vLLM backend's contract, as one table."""
+"""The tensors of the official vLLM backend's contract, and a few inputs of ours, as one table.
+
+Triton's generate routes turn a key that names a declared input into that tensor, lists included, and refuse any other
+list. So the sampling parameters that are lists by nature are inputs too: ``stop`` and ``stop_token_ids``, and
+``stop_words`` and ``bad_words`` as TensorRT-LLM's backend names them (an empty text among them means nothing).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-TritonType = Literal["TYPE_STRING", "TYPE_BOOL", "TYPE_FP32", "TYPE_UINT32"]
+TritonType = Literal["TYPE_STRING", "TYPE_BOOL", "TYPE_FP32", "TYPE_UINT32", "TYPE_INT64"]
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -26,7 +31,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 INPUTS: tuple[Tensor, ...] = (
-    Tensor("text_input", "TYPE_STRING", (1,), optional=False),
+    Tensor("text_input", "TYPE_STRING", (1,)),
     Tensor("image", "TYPE_STRING", (-1,)),
     Tensor("stream", "TYPE_BOOL", (1,)),
     Tensor("sampling_parameters", "TYPE_STRING", (1,)),
@@ -37,6 +42,10 @@ INPUTS: tuple[Tensor, ...] = (
     Tensor("return_num_input_tokens", "TYPE_BOOL", (1,)),
     Tensor("return_num_output_tokens", "TYPE_BOOL", (1,)),
     Tensor("embedding_request", "TYPE_STRING", (1,)),
+    Tensor("stop", "TYPE_STRING", (-1,)),
+    Tensor("stop_token_ids", "TYPE_INT64", (-1,)),
+    Tensor("stop_words", "TYPE_STRING", (-1,)),
+    Tensor("bad_words", "TYPE_STRING", (-1,)),
 )
 
 OUTPUTS: tuple[Tensor, ...] = (

@@ -30,6 +30,7 @@ _NUMPY_TYPES: dict[str, Any] = {
     "TYPE_BOOL": np.bool_,
     "TYPE_FP32": np.float32,
     "TYPE_UINT32": np.uint32,
+    "TYPE_INT64": np.int64,
 }
 
 

@@ -13,7 +13,7 @@ from triton_lifecycle.admission import Admission
 from triton_lifecycle.bus import Bus
 from triton_lifecycle.config import OFFICIAL, Config
 from triton_lifecycle.context import Contexts
-from triton_lifecycle.engine import Chunk, Delta, EngineRequest, Limits, Load, Sampling
+from triton_lifecycle.engine import Chunk, Delta, EmbeddingRequest, EngineRequest, Limits, Load, Sampling
 from triton_lifecycle.errors import EngineDied, GenerationFailed
 from triton_lifecycle.events import Event
 from triton_lifecycle.pipeline import Pipeline
@@ -48,7 +48,15 @@ class ScriptedEngine:
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         return Sampling(n=values.get("n", 1), max_tokens=values.get("max_tokens", 16), native=None)
 
-    async def tokenize(self, prompt: str) -> list[int]:
+    async def prove(self, sampling: Sampling, limit: float) -> None: ...
+
+    async def render(self, messages: list[dict[str, Any]], tools: Any) -> str:
+        return "|".join(turn["content"] for turn in messages)
+
+    async def embed(self, request: EmbeddingRequest) -> list[float]:
+        raise NotImplementedError
+
+    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
         self._prompt = prompt
         return [1, 2, 3]
 

@@ -29,7 +29,7 @@ DOCKERFILE = ROOT / "Dockerfile.triton"
 BACKENDS = "opt/tritonserver/backends"
 LLAMA = ROOT / "deploy" / "model_repository" / "llama"
 
-OPTIONAL = {"vllm", "torch", "transformers", "gguf", "uvloop", "triton_python_backend_utils"}
+OPTIONAL = {"vllm", "torch", "transformers", "gguf", "jinja2", "uvloop", "xgrammar", "triton_python_backend_utils"}
 """Imports that vLLM's image brings or that code does without."""
 
 

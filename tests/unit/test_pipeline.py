@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from tests.fakes import pb_utils
@@ -103,14 +104,9 @@ def test_a_plug_in_stage_takes_its_place():
 
 async def shout(ctx):
     """A plug-in: upper-cases the prompt, and fails on one."""
-    if ctx.input.prompt == "boom":
+    if ctx.input.source == "boom":
         raise ZeroDivisionError
-    ctx.input = type(ctx.input)(
-        prompt=ctx.input.prompt.upper(),
-        parameters=ctx.input.parameters,
-        wants=ctx.input.wants,
-        exclude_prompt=ctx.input.exclude_prompt,
-    )
+    ctx.input = msgspec.structs.replace(ctx.input, source=ctx.input.source.upper())
 
 
 def test_status_tells_a_live_request_and_an_ended_one():

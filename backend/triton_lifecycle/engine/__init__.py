@@ -45,7 +45,10 @@ class Sampling(msgspec.Struct, frozen=True):
     """Per sequence; ``None`` means up to the model's length."""
     native: Any
     """The engine's own object (vLLM's ``SamplingParams``)."""
-    lora_name: str | None = None
+    lora: Any = None
+    """The engine's own object for the adapter to use (vLLM's ``LoRARequest``)."""
+    structured: bool = False
+    """Whether a schema, expression or grammar binds the text, which :meth:`Engine.prove` must have passed."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -57,6 +60,15 @@ class EngineRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     priority: int = 0
     """vLLM's order: lower is sooner."""
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True):
+    """Token ids that an engine is asked to turn into a vector."""
+
+    id: str
+    token_ids: list[int]
+    dimensions: int | None = None
+    priority: int = 0
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -76,6 +88,8 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     """Prompt and output tokens together."""
     vocab_size: int
+    tasks: frozenset[str] = frozenset({"generate"})
+    """``generate``, ``embed``, and what else the engine names; only these two are served."""
 
 
 class Engine(Protocol):
@@ -108,8 +122,32 @@ class Engine(Protocol):
         """Build sampling parameters from typed values; raises ``InvalidInput`` naming the field."""
         ...
 
-    async def tokenize(self, prompt: str) -> list[int]:
-        """Return the prompt's token ids, special tokens included, off the loop when it is long."""
+    async def prove(self, sampling: Sampling, limit: float) -> None:
+        """Check what binds the text, off the loop, within ``limit`` seconds; raises ``InvalidInput`` saying why not."""
+        ...
+
+    async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """Write a conversation out by the model's chat template, ready for the assistant's answer.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidInput: the template refuses the conversation.
+
+        """
+        ...
+
+    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
+        """Return the prompt's token ids, off the loop when it is long.
+
+        Args:
+            prompt: the text.
+            special: whether to add the tokens that open a prompt; a chat template writes them itself.
+
+        """
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> list[float]:
+        """Return the vector; a cancel takes the request off the engine."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:

@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import difflib
+import functools
+import json
 import locale
 import logging
 import math
 import os
 import types
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from triton_lifecycle.engine import Chunk, Delta, EngineRequest, Limits, Load, Sampling
+from triton_lifecycle.engine import Chunk, Delta, EmbeddingRequest, EngineRequest, Limits, Load, Sampling, adapters
+from triton_lifecycle.engine.grammar import GrammarTrial
 from triton_lifecycle.errors import (
     ConfigError,
     EngineDied,
@@ -31,7 +34,9 @@ from triton_lifecycle.errors import (
     PromptTooLong,
     QueueFull,
     UnknownAdapter,
+    Unsupported,
 )
+from triton_lifecycle.interpreter import python_program
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,8 @@ class VLLMEngine:
         self._inline_tokenizer: Any = None
         self._thread_tokenizer: Any = None
         self._by_priority = False
+        self._adapters = adapters.load(self._settings, Path(directory))
+        self._trial: GrammarTrial | None = None
 
     @property
     def limits(self) -> Limits:
@@ -100,7 +107,8 @@ class VLLMEngine:
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         self._llm = await asyncio.to_thread(self._construct)
         model_config = self._llm.model_config
-        self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size())
+        tasks = frozenset(await self._llm.get_supported_tasks())
+        self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size(), tasks)
         self._by_priority = self._llm.vllm_config.scheduler_config.policy == "priority"
         tokenizer = self._llm.get_tokenizer()
         # A fast tokenizer must not be used by two threads at once ("Already borrowed").
@@ -110,6 +118,8 @@ class VLLMEngine:
         """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
         llm, self._llm = self._llm, None
         self._encoder.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
         if llm is not None:
             await asyncio.to_thread(_shutdown, llm)
 
@@ -119,9 +129,7 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         fields = dict(values)
-        lora_name = fields.pop("lora_name", None)
-        if lora_name is not None:
-            raise UnknownAdapter(f"lora_name: no adapter {lora_name!r}; this model was loaded without adapters")
+        lora = self._adapter(fields.pop("lora_name", None))
         structured = fields.pop("guided_decoding", None) or fields.pop("structured_outputs", None)
         try:
             if structured is not None:
@@ -129,15 +137,67 @@ class VLLMEngine:
             native = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, _client_error()) as error:
             raise InvalidInput(f"sampling_parameters: {error}") from None
-        return Sampling(n=native.n, max_tokens=native.max_tokens, native=native)
+        return Sampling(native.n, native.max_tokens, native, lora=lora, structured=structured is not None)
 
-    async def tokenize(self, prompt: str) -> list[int]:
+    def _adapter(self, name: str | None) -> Any:  # noqa: ANN401 - vLLM is not typed for us
+        if not name:
+            return None
+        if name not in self._adapters:
+            known = ", ".join(sorted(self._adapters))
+            has = f"it has {known}" if known else "this model was loaded without adapters"
+            raise UnknownAdapter(f"lora_name: no adapter {name[:100]!r}; {has}")
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(name, list(self._adapters).index(name) + 1, self._adapters[name])
+
+    async def prove(self, sampling: Sampling, limit: float) -> None:
+        """Have vLLM judge a schema, expression or grammar, and compile it on trial; see ``grammar.py``."""
+        await asyncio.to_thread(self._prove, sampling.native, limit)
+
+    def _prove(self, native: Any, limit: float) -> None:  # noqa: ANN401
+        config = self._llm.vllm_config
+        judged = native.clone()
+        try:
+            judged.verify(self._llm.model_config, None, config.structured_outputs_config, self._inline_tokenizer)
+        except (ValueError, TypeError, _client_error()) as error:
+            raise InvalidInput(f"sampling_parameters: {error}") from None
+        found = _specification(judged.structured_outputs)
+        if found is not None:
+            self._on_trial().check(*found, limit)
+
+    def _on_trial(self) -> GrammarTrial:
+        if self._trial is None:
+            import xgrammar
+
+            size = self.limits.vocab_size
+            info = xgrammar.TokenizerInfo.from_huggingface(self._thread_tokenizer, vocab_size=size)
+            self._trial = GrammarTrial(python_program(), info.serialize_json())
+        return self._trial
+
+    async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """Write a conversation out by the model's chat template."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, self._render, messages, tools)
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        import jinja2
+
+        tokenizer = self._thread_tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise Unsupported("messages: the loaded model has no chat template; send text_input")
+        try:
+            text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from None
+        return text
+
+    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
         """Return the prompt's ids; raises ``PromptTooLong`` when no output token would fit behind them."""
         if len(prompt) <= INLINE_PROMPT_CHARS:
-            ids = self._inline_tokenizer.encode(prompt)
+            ids = self._inline_tokenizer.encode(prompt, add_special_tokens=special)
         else:
             loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._encoder, self._thread_tokenizer.encode, prompt)
+            encode = functools.partial(self._thread_tokenizer.encode, prompt, add_special_tokens=special)
+            ids = await loop.run_in_executor(self._encoder, encode)
         limit = self.limits.max_model_len
         if len(ids) >= limit:
             raise PromptTooLong(
@@ -150,26 +210,60 @@ class VLLMEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Yield merged deltas until the request is finished; closing early aborts it in vLLM."""
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
         llm = self._llm
         if llm is None or llm.errored:
             raise EngineDied("the engine is not running")
         outputs = llm.generate(
-            _tokens_prompt(request.token_ids),
+            # vLLM judges a schema once more: as a raw prompt the request goes through its own thread for that.
+            _raw_prompt(request.token_ids) if request.sampling.structured else _tokens_prompt(request.token_ids),
             request.sampling.native,
             request.id,
+            lora_request=request.sampling.lora,
             priority=request.priority if self._by_priority else 0,
         )
+        async with self._translated(llm, request.id), aclosing(outputs):
+            async for output in outputs:
+                yield _chunk(output)
+
+    async def embed(self, request: EmbeddingRequest) -> list[float]:
+        """Return the model's vector for the ids."""
+        from vllm import PoolingParams
+
+        llm = self._llm
+        if llm is None or llm.errored:
+            raise EngineDied("the engine is not running")
+        self._check_ids(request.token_ids)
+        params = PoolingParams(dimensions=request.dimensions, task="embed")
+        outputs = llm.encode(_tokens_prompt(request.token_ids), params, request.id)
+        async with self._translated(llm, request.id), aclosing(outputs):
+            async for output in outputs:
+                if output.finished:
+                    vector: list[float] = output.outputs.data.float().tolist()
+                    return vector
+        raise GenerationFailed("vLLM gave no vector for this request")
+
+    def _check_ids(self, ids: list[int]) -> None:
+        limits = self.limits
+        if len(ids) > limits.max_model_len:
+            raise PromptTooLong(f"embedding_request.input: {len(ids)} tokens; the model takes {limits.max_model_len}")
+        if min(ids) < 0 or max(ids) >= limits.vocab_size:
+            raise InvalidInput(
+                f"embedding_request.input: token ids must be in the vocabulary (0 … {limits.vocab_size - 1})"
+            )
+
+    @staticmethod
+    @asynccontextmanager
+    async def _translated(llm: Any, request_id: str) -> AsyncIterator[None]:  # noqa: ANN401
+        """Turn what vLLM raises into errors of ours."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
         try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    yield _chunk(output)
+            yield
         except EngineDeadError as error:
             raise EngineDied("the engine's process has died") from error
         except EngineGenerateError as error:
             # vLLM forgets to, when it fails before the request has reached its engine.
-            await llm.abort(request.id)
+            await llm.abort(request_id)
             cause = error.__cause__ or error
             raise GenerationFailed(f"vLLM failed on this request: {type(cause).__name__}: {cause}") from error
         except _client_error() as error:
@@ -267,11 +361,36 @@ def _tokens_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401
     try:
         from vllm.inputs.engine import tokens_input
     except ImportError:
-        from vllm import TokensPrompt
-
-        return TokensPrompt(prompt_token_ids=token_ids)
+        return _raw_prompt(token_ids)
     # Rendered input: vLLM hands it to its engine without another pass through a thread.
     return tokens_input(token_ids)
+
+
+def _raw_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401
+    from vllm import TokensPrompt
+
+    return TokensPrompt(prompt_token_ids=token_ids)
+
+
+def _specification(structured: Any) -> tuple[str, str] | None:  # noqa: ANN401
+    """Return kind and text of what xgrammar will compile; ``None`` when another library was chosen for it."""
+    if structured._backend != "xgrammar" or structured.json_object:  # noqa: SLF001 - vLLM says it nowhere else
+        return None
+    if structured.json is not None:
+        return "json", structured.json if isinstance(structured.json, str) else json.dumps(structured.json)
+    if structured.regex is not None:
+        return "regex", structured.regex
+    if structured.structural_tag is not None:
+        return None if "structures" in structured.structural_tag else ("structural_tag", structured.structural_tag)
+    if structured.grammar is not None:
+        return ("lark" if _is_lark(structured.grammar) else "grammar"), structured.grammar
+    return None
+
+
+def _is_lark(grammar: str) -> bool:
+    from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+    return bool(grammar_is_likely_lark(grammar))
 
 
 def _structured_outputs(value: Any) -> Any:  # noqa: ANN401

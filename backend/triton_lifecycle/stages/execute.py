@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import msgspec
+
+from triton_lifecycle.chat import Conversation
 from triton_lifecycle.context import Context
-from triton_lifecycle.engine import Chunk, Engine, EngineRequest
+from triton_lifecycle.embedding import Embedding
+from triton_lifecycle.engine import Chunk, Delta, EmbeddingRequest, Engine, EngineRequest
 from triton_lifecycle.errors import GenerationFailed, InvalidInput
 from triton_lifecycle.events import DeadlineMoved, FirstToken, Progress, Scheduled
 from triton_lifecycle.stages import Deliver
@@ -25,9 +29,16 @@ class Execute:
             EngineError: the engine failed.
 
         """
-        if ctx.input is None or ctx.execution.sampling is None:
+        if ctx.input is None:
             raise InvalidInput("no stage before 'execute' has prepared the request")
-        ctx.execution.prompt_token_ids = await self._engine.tokenize(ctx.input.prompt)
+        if isinstance(ctx.input.source, Embedding):
+            await self._embed(ctx, ctx.input.source, deliver)
+            return
+        if ctx.execution.sampling is None:
+            raise InvalidInput("no stage before 'execute' has prepared the request")
+        ctx.execution.prompt_token_ids = await self._engine.tokenize(
+            ctx.execution.prompt, special=not isinstance(ctx.input.source, Conversation)
+        )
         ctx.execution.attempts += 1
         request = EngineRequest(
             id=ctx.attempt_id,
@@ -42,6 +53,18 @@ class Execute:
                 if chunk.finished:
                     return
         raise GenerationFailed("the engine ended the stream without finishing the request")
+
+    async def _embed(self, ctx: Context, asked: Embedding, deliver: Deliver) -> None:
+        """Deliver one vector, as the JSON list that the official backend answers with."""
+        ids = await self._engine.tokenize(asked.source) if isinstance(asked.source, str) else asked.source
+        ctx.execution.prompt_token_ids = ids
+        ctx.execution.attempts += 1
+        vector = await self._engine.embed(
+            EmbeddingRequest(ctx.attempt_id, ids, asked.dimensions, ctx.metadata.priority)
+        )
+        delta = Delta(0, msgspec.json.encode(vector).decode(), (), "stop")
+        ctx.absorb(Chunk((delta,), finished=True))
+        await deliver(Chunk((delta,), finished=True))
 
     @staticmethod
     def _account(ctx: Context, chunk: Chunk) -> None:

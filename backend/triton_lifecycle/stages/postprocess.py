@@ -30,7 +30,7 @@ async def postprocess(ctx: Context, chunk: Chunk) -> Response | None:
     whole = [
         Delta(
             index=index,
-            text=("" if ctx.input.exclude_prompt else ctx.input.prompt) + "".join(sequence.text),
+            text=("" if ctx.input.exclude_prompt else ctx.execution.prompt) + "".join(sequence.text),
             token_ids=tuple(sequence.token_ids),
             finish_reason=sequence.finish_reason,
             cumulative_logprob=sequence.cumulative_logprob,

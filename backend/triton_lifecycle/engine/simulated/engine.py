@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from triton_lifecycle.engine import Chunk, EngineRequest, Limits, Load, Sampling
+from triton_lifecycle.engine import Chunk, EmbeddingRequest, EngineRequest, Limits, Load, Sampling
 from triton_lifecycle.engine.simulated import sampling as sampling_rules
 from triton_lifecycle.engine.simulated import settings as settings_rules
 from triton_lifecycle.engine.simulated.faults import FaultPlan
@@ -14,7 +14,14 @@ from triton_lifecycle.engine.simulated.language import Language
 from triton_lifecycle.engine.simulated.scheduler import Batch, Job, Scheduler
 from triton_lifecycle.engine.simulated.sequence import Sequence
 from triton_lifecycle.engine.simulated.text import Vocabulary
-from triton_lifecycle.errors import EngineDied, EngineError, GenerationFailed, InvalidInput, PromptTooLong
+from triton_lifecycle.errors import (
+    EngineDied,
+    EngineError,
+    GenerationFailed,
+    InvalidInput,
+    PromptTooLong,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -121,7 +128,20 @@ class SimulatedEngine:
             values, vocab_size=self._settings.vocab_size, max_logprobs=self._settings.max_logprobs
         )
 
-    async def tokenize(self, prompt: str) -> list[int]:
+    async def prove(self, sampling: Sampling, limit: float) -> None:
+        """Nothing binds a simulated text."""
+
+    async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """Write one line for each tool and turn, and open the assistant's."""
+        lines = [f"tool {tool.get('function', tool).get('name', '')}" for tool in tools or ()]
+        lines += [f"{turn['role']} : {turn['content']}" for turn in messages]
+        return "\n".join([*lines, "assistant :"])
+
+    async def embed(self, request: EmbeddingRequest) -> list[float]:  # noqa: ARG002 - it has none
+        """Refuse: it has no vectors."""
+        raise Unsupported("embedding_request: the simulated engine makes no embeddings")
+
+    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:  # noqa: ARG002 - it has none
         """Return the prompt's tokens; raises ``PromptTooLong`` when no output token would fit behind them."""
         tokens = await self._vocabulary.encode(prompt)
         self._check_prompt(tokens)

@@ -1,0 +1,100 @@
+"""Chat requests: ``messages`` and ``tools``, checked once, for the model's own chat template to write out.
+
+The form is OpenAI's, which the templates of nearly all models expect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from triton_lifecycle.errors import InvalidInput
+
+MAX_MESSAGES: Final = 10_000
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A piece of a message's content."""
+
+    text: str
+
+
+class Function(msgspec.Struct, frozen=True):
+    """What a tool call calls; ``arguments`` is JSON text or already an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that the assistant made."""
+
+    function: Function
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One turn."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """What a chat template gets: plain JSON values."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+def conversation(messages: Any, tools: Any) -> Conversation:  # noqa: ANN401 - as the caller wrote them
+    """Check a chat request.
+
+    Args:
+        messages: a list of messages, or its JSON text.
+        tools: a list of tool descriptions, its JSON text, or ``None``.
+
+    Raises:
+        InvalidInput: the message names the place, what was expected there and what was found.
+
+    """
+    turns = _checked("messages", _parsed("messages", messages), list[Message])
+    if not turns:
+        raise InvalidInput("messages: the list is empty; at least one message is needed")
+    if len(turns) > MAX_MESSAGES:
+        raise InvalidInput(f"messages: at most {MAX_MESSAGES} are taken, found {len(turns)}")
+    described = None if tools is None else _checked("tools", _parsed("tools", tools), list[dict[str, Any]])
+    return Conversation([_plain(turn) for turn in turns], described or None)
+
+
+def _parsed(field: str, value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"{field}: not valid JSON: {error}") from None
+
+
+def _checked(field: str, value: Any, kind: Any) -> Any:  # noqa: ANN401
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).replace("`", "'").partition(" - at '$")
+        raise InvalidInput(f"{field}{place.rstrip(chr(39))}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _plain(turn: Message) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(turn)
+    if isinstance(turn.content, list):
+        plain["content"] = "".join(part.text for part in turn.content)
+    # Templates test for the key, and some for its value.
+    plain.setdefault("content", "" if turn.content is None else turn.content)
+    return plain
