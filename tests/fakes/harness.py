@@ -56,7 +56,7 @@ class ScriptedEngine:
     async def embed(self, request: EmbeddingRequest) -> list[float]:
         raise NotImplementedError
 
-    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
         self._prompt = prompt
         return [1, 2, 3]
 

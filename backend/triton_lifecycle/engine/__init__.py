@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from triton_lifecycle.errors import ConfigError, PromptTooLong
+
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """What one sequence of a request gained since the last chunk."""
@@ -136,12 +138,16 @@ class Engine(Protocol):
         """
         ...
 
-    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
         """Return the prompt's token ids, off the loop when it is long.
 
         Args:
             prompt: the text.
             special: whether to add the tokens that open a prompt; a chat template writes them itself.
+            room: how many tokens must fit behind them; 0 for an embedding.
+
+        Raises:
+            PromptTooLong: they do not fit.
 
         """
         ...
@@ -164,6 +170,16 @@ class Engine(Protocol):
         ...
 
 
+def too_long(found: int, limit: int, room: int = 1) -> PromptTooLong:
+    """Return the error for a prompt of ``found`` tokens where a model takes ``limit``."""
+    if not room:
+        return PromptTooLong(f"embedding_request.input: {found} tokens; the model takes at most {limit}")
+    return PromptTooLong(
+        f"text_input: the prompt has {found} tokens; the model takes {limit} together with the output, "
+        f"so at most {limit - room}"
+    )
+
+
 def open_engine(name: str, settings: dict[str, Any], directory: str) -> Engine:
     """Choose the engine by name: ``vllm`` or ``simulated``.
 
@@ -173,8 +189,6 @@ def open_engine(name: str, settings: dict[str, Any], directory: str) -> Engine:
         directory: the model version's directory, against which relative paths are looked up first.
 
     """
-    from triton_lifecycle.errors import ConfigError
-
     if name == "vllm":
         from triton_lifecycle.engine.vllm import VLLMEngine
 

@@ -24,14 +24,23 @@ from typing import Any, Final
 
 import msgspec
 
-from triton_lifecycle.engine import Chunk, Delta, EmbeddingRequest, EngineRequest, Limits, Load, Sampling, adapters
+from triton_lifecycle.engine import (
+    Chunk,
+    Delta,
+    EmbeddingRequest,
+    EngineRequest,
+    Limits,
+    Load,
+    Sampling,
+    adapters,
+    too_long,
+)
 from triton_lifecycle.engine.grammar import GrammarTrial
 from triton_lifecycle.errors import (
     ConfigError,
     EngineDied,
     GenerationFailed,
     InvalidInput,
-    PromptTooLong,
     QueueFull,
     UnknownAdapter,
     Unsupported,
@@ -190,8 +199,8 @@ class VLLMEngine:
             raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from None
         return text
 
-    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Return the prompt's ids; raises ``PromptTooLong`` when no output token would fit behind them."""
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
+        """Return the prompt's ids; raises ``PromptTooLong`` when too little room is left behind them."""
         if len(prompt) <= INLINE_PROMPT_CHARS:
             ids = self._inline_tokenizer.encode(prompt, add_special_tokens=special)
         else:
@@ -199,11 +208,8 @@ class VLLMEngine:
             encode = functools.partial(self._thread_tokenizer.encode, prompt, add_special_tokens=special)
             ids = await loop.run_in_executor(self._encoder, encode)
         limit = self.limits.max_model_len
-        if len(ids) >= limit:
-            raise PromptTooLong(
-                f"text_input: the prompt has {len(ids)} tokens; the model takes {limit} together with the output, "
-                f"so at most {limit - 1}"
-            )
+        if len(ids) > limit - room:
+            raise too_long(len(ids), limit, room)
         if not ids:
             raise InvalidInput("text_input: the prompt is empty; at least one token is needed")
         return list(ids)
@@ -235,7 +241,7 @@ class VLLMEngine:
         self._check_ids(request.token_ids)
         params = PoolingParams(dimensions=request.dimensions, task="embed")
         outputs = llm.encode(_tokens_prompt(request.token_ids), params, request.id)
-        async with self._translated(llm, request.id), aclosing(outputs):
+        async with self._translated(llm, request.id, "embedding_request"), aclosing(outputs):
             async for output in outputs:
                 if output.finished:
                     vector: list[float] = output.outputs.data.float().tolist()
@@ -245,7 +251,7 @@ class VLLMEngine:
     def _check_ids(self, ids: list[int]) -> None:
         limits = self.limits
         if len(ids) > limits.max_model_len:
-            raise PromptTooLong(f"embedding_request.input: {len(ids)} tokens; the model takes {limits.max_model_len}")
+            raise too_long(len(ids), limits.max_model_len, room=0)
         if min(ids) < 0 or max(ids) >= limits.vocab_size:
             raise InvalidInput(
                 f"embedding_request.input: token ids must be in the vocabulary (0 … {limits.vocab_size - 1})"
@@ -253,7 +259,7 @@ class VLLMEngine:
 
     @staticmethod
     @asynccontextmanager
-    async def _translated(llm: Any, request_id: str) -> AsyncIterator[None]:  # noqa: ANN401
+    async def _translated(llm: Any, request_id: str, field: str = "sampling_parameters") -> AsyncIterator[None]:  # noqa: ANN401
         """Turn what vLLM raises into errors of ours."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -267,7 +273,7 @@ class VLLMEngine:
             cause = error.__cause__ or error
             raise GenerationFailed(f"vLLM failed on this request: {type(cause).__name__}: {cause}") from error
         except _client_error() as error:
-            raise InvalidInput(f"sampling_parameters: {error}") from error
+            raise InvalidInput(f"{field}: {error}") from error
         except _queue_error() as error:
             raise QueueFull(f"vLLM's own queue limit was met: {error}") from error
 

