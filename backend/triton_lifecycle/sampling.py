@@ -102,6 +102,8 @@ def _convert(name: str, value: Any, declared: Any) -> Any:  # noqa: ANN401
     except TypeError:
         # A type that msgspec cannot judge (arrays, vLLM's own classes): the engine will.
         return value
+    except Exception as error:  # noqa: BLE001 - what a class of the engine's finds wrong with its fields
+        raise InvalidInput(f"sampling_parameters.{name}: {error}") from None
     # A text may have become a number only now.
     check_plain(f"sampling_parameters.{name}", typed)
     return typed
