@@ -218,7 +218,7 @@ class Context:
     def summary(self, status: str = "live", slug: str | None = None) -> Summary:
         """Return what is worth keeping of the request as it is now."""
         received = self.execution.times.get("received", 0.0)
-        reasons = [sequence.finish_reason or "None" for sequence in self.output.sequences]
+        reasons = [sequence.finish_reason for sequence in self.output.sequences]
         return Summary(
             id=self.id,
             caller_id=self.metadata.caller_id,
@@ -232,7 +232,7 @@ class Context:
             cached_tokens=self.kv.cached_tokens,
             output_tokens=self.output.tokens,
             attempts=self.execution.attempts,
-            finish_reason=",".join(reasons) if reasons else None,
+            finish_reason=",".join(reason or "-" for reason in reasons) if any(reasons) else None,
         )
 
 

@@ -9,6 +9,31 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from triton_lifecycle.errors import (
+        CallerLeft,
+        Cancelled,
+        DeadlineExceeded,
+        DeadlineUnreachable,
+        Draining,
+        EngineDied,
+        EngineError,
+        EngineRestarting,
+        FirstTokenTimeout,
+        GenerationFailed,
+        InvalidInput,
+        LifecycleError,
+        Overloaded,
+        PromptTooLong,
+        QueueFull,
+        RequestError,
+        StallTimeout,
+        TokenBudget,
+        TotalTimeout,
+        UnknownAdapter,
+        UnknownRequest,
+        Unsupported,
+    )
+
     from .client import AsyncClient
     from .errors import ModelNotFound, ProtocolError, ServerUnreachable, WrongPort
     from .retry import NO_RETRY, RetryPolicy
@@ -19,29 +44,75 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_RETRY",
     "AsyncClient",
+    "CallerLeft",
+    "Cancelled",
     "Chunk",
     "Client",
     "Completion",
+    "DeadlineExceeded",
+    "DeadlineUnreachable",
+    "Draining",
+    "EngineDied",
+    "EngineError",
+    "EngineRestarting",
+    "FirstTokenTimeout",
+    "GenerationFailed",
+    "InvalidInput",
+    "LifecycleError",
     "ModelNotFound",
     "Options",
+    "Overloaded",
+    "PromptTooLong",
     "ProtocolError",
+    "QueueFull",
+    "RequestError",
     "RetryPolicy",
     "SamplingOptions",
     "ServerState",
     "ServerUnreachable",
+    "StallTimeout",
     "Status",
     "Stream",
     "SyncStream",
+    "TokenBudget",
+    "TotalTimeout",
+    "UnknownAdapter",
+    "UnknownRequest",
+    "Unsupported",
     "WrongPort",
 ]
 
 _HOMES = {
-    "client": ("AsyncClient",),
-    "errors": ("ModelNotFound", "ProtocolError", "ServerUnreachable", "WrongPort"),
-    "retry": ("NO_RETRY", "RetryPolicy"),
-    "stream": ("Stream",),
-    "sync": ("Client", "SyncStream"),
-    "types": ("Chunk", "Completion", "Options", "SamplingOptions", "ServerState", "Status"),
+    "triton_lifecycle.errors": (
+        "CallerLeft",
+        "Cancelled",
+        "DeadlineExceeded",
+        "DeadlineUnreachable",
+        "Draining",
+        "EngineDied",
+        "EngineError",
+        "EngineRestarting",
+        "FirstTokenTimeout",
+        "GenerationFailed",
+        "InvalidInput",
+        "LifecycleError",
+        "Overloaded",
+        "PromptTooLong",
+        "QueueFull",
+        "RequestError",
+        "StallTimeout",
+        "TokenBudget",
+        "TotalTimeout",
+        "UnknownAdapter",
+        "UnknownRequest",
+        "Unsupported",
+    ),
+    ".client": ("AsyncClient",),
+    ".errors": ("ModelNotFound", "ProtocolError", "ServerUnreachable", "WrongPort"),
+    ".retry": ("NO_RETRY", "RetryPolicy"),
+    ".stream": ("Stream",),
+    ".sync": ("Client", "SyncStream"),
+    ".types": ("Chunk", "Completion", "Options", "SamplingOptions", "ServerState", "Status"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -49,4 +120,4 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    return getattr(importlib.import_module(_HOME_OF[name], __name__), name)

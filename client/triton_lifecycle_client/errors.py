@@ -49,6 +49,8 @@ class ProtocolError(LifecycleError):
 
 # Triton and its proxies may put text before our message; only a slug of ours that begins a word counts.
 _OURS = re.compile(r"(?<![a-z_])(?:" + "|".join(sorted(BY_SLUG, key=len, reverse=True)) + r"): ")
+# Triton says "unknown model … has no available versions" while it unloads one, which is how it stops, and afterwards.
+_UNLOADED = re.compile(r"model: '(?P<model>[^']*)' has no available versions", re.IGNORECASE)
 _UNKNOWN_MODEL = re.compile(r"unknown model|model .* (?:is )?not found|no available versions", re.IGNORECASE)
 _STOPPING = re.compile(r"server (?:is )?(?:stopping|exiting|not ready)|stopped accepting", re.IGNORECASE)
 _BAD_JSON = re.compile(r"failed to parse the request JSON|Converting keyword", re.IGNORECASE)
@@ -73,6 +75,8 @@ def translate(text: str, *, http_status: int | None = None) -> LifecycleError:
         if error is not None:
             return error
     message = text.strip() or "the server gave no reason"
+    if unloaded := _UNLOADED.search(text):
+        return Draining(f"model {unloaded['model']!r} is being unloaded or is not loaded; the server may be stopping")
     if _UNKNOWN_MODEL.search(text):
         return ModelNotFound(message)
     if _STOPPING.search(text):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 _FAREWELL_S = 2.0
-_OVERTAKEN_S = 0.05
+_OVERTAKEN_S = (0.05, 0.1, 0.2, 0.4)
 
 
 class HttpTransport:
@@ -39,6 +39,8 @@ class HttpTransport:
         self._lazy_session: aiohttp.ClientSession | None = None
         self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
         self._open: set[aiohttp.ClientResponse] = set()
+        self._unanswered: dict[int, GenerateRequest] = {}
+        """Requests under way that have brought nothing yet; by identity, since callers' ids may repeat."""
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -46,23 +48,26 @@ class HttpTransport:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
         stream = isinstance(request, GenerateRequest) and request.stream
         path = f"/models/{request.model}/{'generate_stream' if stream else 'generate'}"
-        seen = False
+        if isinstance(request, GenerateRequest):
+            self._unanswered[id(request)] = request
         try:
             async with (
                 self._request("POST", path, limit_s, codec.http_body(request)) as response,
                 aclosing(_events(response)) as events,
             ):
                 async for event in events:
-                    seen = True
+                    self._unanswered.pop(id(request), None)
                     chunk = codec.http_chunk(event, http_status=response.status)
                     if chunk is not None:
                         yield chunk
         except (asyncio.CancelledError, GeneratorExit, TotalTimeout):
             # Closing the connection is noticed by Triton only when it next writes to it. Before the first response,
             # and for an answer in one piece always, that is too late to save the work: say it in words.
-            if isinstance(request, GenerateRequest) and not seen:
+            if isinstance(request, GenerateRequest):
                 self._say_cancel(request)
             raise
+        finally:
+            self._unanswered.pop(id(request), None)
 
     async def is_ready(self, model: str, limit_s: float) -> bool:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
@@ -88,6 +93,9 @@ class HttpTransport:
 
     async def close(self) -> None:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        # Also those whose caller is only just being cancelled.
+        for request in list(self._unanswered.values()):
+            self._say_cancel(request)
         if self._farewells:
             await asyncio.wait(set(self._farewells), timeout=_FAREWELL_S)
         self._closed = True
@@ -100,8 +108,8 @@ class HttpTransport:
             await self._lazy_session.close()
 
     def _say_cancel(self, request: GenerateRequest) -> None:
-        """Order the server to cancel, in the background, so that whoever leaves need not wait."""
-        if self._closed:
+        """Order the server to cancel, in the background, so that whoever leaves need not wait; once a request."""
+        if self._closed or self._unanswered.pop(id(request), None) is None:
             return
         task = asyncio.get_running_loop().create_task(self._cancel(request))
         self._farewells.add(task)
@@ -110,12 +118,14 @@ class HttpTransport:
     async def _cancel(self, request: GenerateRequest) -> None:
         order = ControlRequest(model=request.model, control="cancel", control_id=request.request_id)
         with suppress(LifecycleError):  # best effort: the server may be the reason why we leave
-            try:
-                await self._order(order)
-            except UnknownRequest:
-                # The order may have overtaken the request, which was on another connection.
-                await asyncio.sleep(_OVERTAKEN_S)
-                await self._order(order)
+            for pause in _OVERTAKEN_S:
+                try:
+                    return await self._order(order)
+                except UnknownRequest:
+                    # The order may have overtaken the request, which was on another connection.
+                    await asyncio.sleep(pause)
+            await self._order(order)
+        return None
 
     async def _order(self, order: ControlRequest) -> None:
         async with aclosing(self.exchange(order, _FAREWELL_S / 2)) as answers:

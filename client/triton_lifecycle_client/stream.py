@@ -57,6 +57,8 @@ class Tally:
 class Stream:
     """The chunks of one answer: an async iterator, and an async context manager that cancels on the way out.
 
+    Leaving ``async for`` early, by ``break`` or an error, cancels the request, whether the stream has a name or not.
+
     Attributes:
         request_id: good for ``status`` and ``cancel`` from the moment of the first chunk.
 
@@ -68,8 +70,13 @@ class Stream:
         self._tally = tally
         self._chunks = chunks
 
-    def __aiter__(self) -> Self:
-        return self
+    async def __aiter__(self) -> AsyncGenerator[Chunk, None]:
+        # An iterator of its own for each loop: only the loop holds it, so it is closed when the loop is left.
+        try:
+            while (chunk := await anext(self, None)) is not None:
+                yield chunk
+        finally:
+            await self.aclose()
 
     async def __anext__(self) -> Chunk:
         try:

@@ -20,7 +20,7 @@ from triton_lifecycle.errors import Cancelled
 from .client import DEFAULT_CONTROL_TIMEOUT_S, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Generator, Mapping
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
@@ -210,6 +210,8 @@ class Client:
 class SyncStream:
     """The chunks of one answer: an iterator, and a context manager that cancels on the way out.
 
+    Leaving ``for`` early, by ``break`` or an error, cancels the request, whether the stream has a name or not.
+
     Attributes:
         request_id: good for ``status`` and ``cancel`` from the moment of the first chunk.
 
@@ -222,8 +224,13 @@ class SyncStream:
         self._over = False
         self._step: asyncio.Task[Any] | None = None
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Generator[Chunk, None, None]:
+        # An iterator of its own for each loop: only the loop holds it, so it is closed when the loop is left.
+        try:
+            while (chunk := next(self, None)) is not None:
+                yield chunk
+        finally:
+            self.close()
 
     def __next__(self) -> Chunk:
         if self._over:

@@ -150,7 +150,8 @@ def test_our_errors_come_back_whatever_triton_puts_before_them(error: tree.Lifec
 
 @pytest.mark.parametrize(("text", "status", "kind"), [
     ("Request for unknown model: 'x' is not found", 404, ModelNotFound),
-    ("Request for unknown model: 'x' has no available versions", None, ModelNotFound),
+    ("Request for unknown model: 'x' has no available versions", None, tree.Draining),
+    ("Request for unknown model: 'x' is not found", None, ModelNotFound),
     ("Server is stopping, scheduler for model has stopped accepting new inference requests", None, tree.Draining),
     ("failed to parse the request JSON buffer: Invalid value. at 14", 500, tree.InvalidInput),
     ("busy", 503, tree.Overloaded),

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,16 +129,49 @@ def test_a_stream(fakes: FrontEnds, protocol: str, end: list[End]):
     drive(fakes, protocol, work)
 
 
-def test_leaving_the_loop_cancels(fakes: FrontEnds, protocol: str):
-    """`break` is enough for the server to notice."""
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("way", ["break", "error"])
+def test_leaving_the_loop_cancels(fakes: FrontEnds, protocol: str, way: str, named: bool):  # noqa: FBT001
+    """`break` or an error is enough for the server to notice, also while a name still holds the stream."""
     fakes.model = waits(Say("a"))
 
     async def work(client: AsyncClient) -> None:
-        async for _ in client.stream("hi"):
-            break
+        stream = client.stream("hi")
+        with suppress(ZeroDivisionError):
+            async for _ in stream if named else client.stream("hi"):
+                if way == "break":
+                    break
+                raise ZeroDivisionError
         await until(fakes.asked[0].left.is_set)
+        assert stream.request_id
 
     drive(fakes, protocol, work)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_closing_the_client_cancels_what_is_under_way(
+    fakes: FrontEnds,
+    protocol: str,
+    stream: bool,  # noqa: FBT001
+    cancelled: bool,  # noqa: FBT001
+):
+    """Closed in the very moment in which a caller gives up, or under one who still waits: the server hears of it."""
+    fakes.model = waits()
+
+    async def main() -> None:
+        client = AsyncClient(fakes.url(protocol), model=MODEL, protocol=protocol)  # type: ignore[arg-type]
+        coming = anext(client.stream("hi", request_id="r")) if stream else client.generate("hi", request_id="r")
+        task = asyncio.ensure_future(coming)
+        await until(lambda: fakes.asked)
+        if cancelled:
+            task.cancel()
+        await client.aclose()
+        with pytest.raises(asyncio.CancelledError if cancelled else tree.Cancelled):
+            await task
+        await until(lambda: fakes.asked[0].left.is_set() if protocol == "grpc" else fakes.cancels == ["r"])
+
+    asyncio.run(main())
 
 
 def test_leaving_after_the_last_text_waits_for_the_end(fakes: FrontEnds):
@@ -433,6 +467,16 @@ def test_the_blocking_client(fakes: FrontEnds, protocol: str):
         for _ in client.stream("long"):
             break
         assert fakes.prompts[1].left.wait(3)
+        named = client.stream("named")
+        for _ in named:
+            break
+        assert fakes.prompts[2].left.wait(3)
+        assert (named.text, list(named)) == ("a", [])
+        failed = client.stream("failed")
+        with suppress(ZeroDivisionError):
+            for _ in failed:
+                raise ZeroDivisionError
+        assert fakes.prompts[3].left.wait(3)
     with pytest.raises(tree.Cancelled, match="closed"):
         client.generate("short")
     assert "lifecycle-client" not in [thread.name for thread in threading.enumerate()]
