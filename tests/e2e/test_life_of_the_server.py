@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import tempfile
 import time
 
 import httpx
@@ -32,11 +34,18 @@ def _all_gone(processes: list[psutil.Process], within: float) -> list[psutil.Pro
     return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+def _sockets() -> set[str]:
+    """Return what vLLM's sockets, and their folders, are called among the temporary files."""
+    names = os.listdir(tempfile.gettempdir())
+    return {name for name in names if name.startswith("tlc-") or re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-.*", name)}
+
+
 @pytest.mark.parametrize("first", ["stub", "tritonserver"])
 def test_kill_9_leaves_nothing(start_server: StartServer, first):
     """kill -9 of the stub, then of tritonserver (or tritonserver alone): within 10 s no child and no shared memory."""
-    before = set(os.listdir("/dev/shm"))
+    before, sockets = set(os.listdir("/dev/shm")), _sockets()
     server = start_server("smollm2")
+    assert _sockets() - sockets
     stub, below = _processes(server)
     engine = [process for process in below if process.name().startswith("VLLM")]
     assert engine, [process.name() for process in below]
@@ -53,11 +62,13 @@ def test_kill_9_leaves_nothing(start_server: StartServer, first):
     while (left := set(os.listdir("/dev/shm")) - before) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == set()
+    assert _sockets() - sockets == set()
     server.wait(15)
 
 
 def test_sigterm_lets_a_stream_finish(start_server: StartServer):
     """SIGTERM during a stream of five seconds and more: it completes, new requests are refused, exit code 0."""
+    sockets = _sockets()
     server = start_server("smollm2", exit_timeout_s=60)
     with (
         Client(server.grpc_url, model="smollm2") as client,
@@ -83,6 +94,7 @@ def test_sigterm_lets_a_stream_finish(start_server: StartServer):
     assert server.wait(90) == 0, server.log()[-4000:]
     assert "Segfault" not in server.log()
     assert server.leftovers == []
+    assert _sockets() - sockets == set()
 
 
 def test_the_folder_serves_the_official_backends_models(start_server: StartServer):

@@ -18,9 +18,11 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import IO, Final
@@ -124,6 +126,11 @@ def remove_shared_memory(names: set[str]) -> None:
             (SHM / name).unlink()
 
 
+def socket_folder(mark: str) -> Path:
+    """Return the folder for an engine's sockets; vLLM leaves them wherever they are, so they get one of their own."""
+    return Path(tempfile.gettempdir()) / f"tlc-{mark}"
+
+
 class Guardian:
     """The stub's end of the guardian.
 
@@ -195,6 +202,7 @@ def watch(mark: str, stub: int, server: int, pipe: IO[bytes]) -> None:
             break
     family.look_closely()
     end_engine(family.alive(), grace=ORDERLY_GRACE_S if orderly else 0.0)
+    shutil.rmtree(socket_folder(mark), ignore_errors=True)
     used = family.memory | used_by_stub
     remove_shared_memory(used - shared_memory_of([server]))
     # What Triton itself shares with the stub is in use while tritonserver lives.

@@ -36,6 +36,7 @@ from triton_lifecycle.engine import (
     too_long,
 )
 from triton_lifecycle.engine.grammar import GrammarTrial
+from triton_lifecycle.engine.guardian import MARK, socket_folder
 from triton_lifecycle.errors import (
     ConfigError,
     EngineDied,
@@ -304,6 +305,10 @@ class VLLMEngine:
             def __del__(self) -> None:
                 """Do nothing: AsyncLLM would shut down a second time, at the interpreter's exit, and fail loudly."""
 
+        if mark := os.environ.get(MARK):
+            sockets = socket_folder(mark)
+            sockets.mkdir(mode=0o700, exist_ok=True)
+            os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
         # The worker on a CPU never ends by itself; what it may still do after a drain is not worth five seconds.
         os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
         # The default loggers would feed a second Prometheus registry at every step; ours takes four numbers.
