@@ -18,7 +18,7 @@ class DiskFull(LauncherError):
 
     def __init__(self, what: str, where: Path, *, need: int, free: int) -> None:
         super().__init__(
-            f"{what} needs {need / 1e6:.0f} MB in {where}, and {free / 1e6:.0f} MB are free there. "
+            f"no room for {what}: {need / 1e6:.0f} MB are needed in {where}, {free / 1e6:.0f} MB are free there. "
             "Free some space or choose another place, then run the same command again."
         )
         self.need = need
