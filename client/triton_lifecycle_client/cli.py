@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import server_cli
-from .terminal import UsageFault, err, out, print_json, reported, write
+from .terminal import ASK_CODES, UsageFault, err, out, print_json, reported, write
 
 if TYPE_CHECKING:
     from .sync import Client
@@ -72,7 +72,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too
 
 `lifecycle generate "1, 2, 3," --http --url 127.0.0.1:8000 --param min_tokens=5`
 
-**Exit codes:** 0 done, 1 the request failed, 2 wrong usage, 3 server unreachable, 130 interrupted."""
+"""
+    + ASK_CODES
 )
 def generate(
     prompt: Prompt,
@@ -123,7 +124,10 @@ def generate(
                     write(completion.text + "\n")
 
 
-@app.command(epilog="**Example**\n\n`lifecycle chat --system 'You answer in one sentence.'`")
+@app.command(
+    epilog="**Examples**\n\n`lifecycle chat --system 'You answer in one sentence.'`\n\n"
+    "`printf 'I am Ada.\\nWho am I?\\n' | lifecycle chat`, which ends at the first answer that fails\n\n" + ASK_CODES
+)
 def chat(
     *,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
@@ -156,12 +160,12 @@ def chat(
             ),
             "timeout": timeout,
         }
-        template = talk.load_template(talk.template_folder(tokenizer, model))
         with connect(url, model, grpc=grpc) as client:
+            template = talk.load_template(talk.template_folder(tokenizer, client))
             talk.run(client, talk.Conversation(template, system), options)
 
 
-@app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`")
+@app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`\n\n" + ASK_CODES)
 def status(
     request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
 ) -> None:
@@ -179,7 +183,7 @@ def status(
         out.print(timing_table({found.status: found}))
 
 
-@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`")
+@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`\n\n" + ASK_CODES)
 def cancel(
     request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
 ) -> None:

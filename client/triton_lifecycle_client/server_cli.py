@@ -25,12 +25,11 @@ Repository = Annotated[
 def register(app: typer.Typer) -> None:
     """Add these commands to the application."""
     app.command(epilog=_SERVE_EXAMPLES)(serve)
-    app.command()(prepare)
-    app.command()(doctor)
-    app.command()(demo)
+    app.command(epilog="**Exit codes:** 0 ready, 1 failed, 2 wrong usage, 130 interrupted.")(prepare)
+    app.command(epilog="**Exit codes:** 0 nothing fails (warnings may), 1 something does, 2 wrong usage.")(doctor)
+    app.command(epilog=_DEMO_CODES)(demo)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-        epilog="**Example**\n\n`lifecycle bench --help`",
     )(bench)
 
 
@@ -40,7 +39,13 @@ _SERVE_EXAMPLES = """**Examples**
 
 `lifecycle serve --model simulated --http-port 9000 --grpc-port 9001 --metrics-port 9002`
 
-`lifecycle serve --model-repository ~/models --log server.log`"""
+`lifecycle serve --model-repository ~/models --log server.log`
+
+**Exit codes:** 0 stopped in order; 1 it did not start, died, was ended at once, or cut requests that outlasted the exit
+timeout; 2 wrong usage; 130 interrupted before it was ready."""
+
+_DEMO_CODES = """**Exit codes:** 0 all went as it should; 1 something failed; 2 wrong usage, or a request that the model
+cannot serve; 3 the server did not answer or refused; 130 interrupted."""
 
 
 def serve(

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
 from triton_lifecycle import launcher
-from triton_lifecycle.errors import PromptTooLong
+from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
 from triton_lifecycle.launcher import DiskFull, LauncherError
 from triton_lifecycle_client import Client, chat, demo, server_cli
 from triton_lifecycle_client.cli import app
+from triton_lifecycle_client.errors import ServerUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +129,7 @@ def test_a_prompt_from_standard_input(run: Callable[..., Result], fakes: FrontEn
     (["generate", "hi", "--timeout", "0"], None, "--timeout"),
     (["generate", "hi", "--bogus"], None, "No such option"),
     (["generate"], None, "Missing argument"),
-    (["chat", "--tokenizer", "/nowhere"], None, "lifecycle prepare"),
+    (["chat", "--tokenizer", "/nowhere"], None, "no tokenizer in /nowhere"),
 ])  # fmt: skip
 def test_wrong_usage(run: Callable[..., Result], fakes: FrontEnds, arguments: list[str], stdin: bytes, said: str):
     """Exit code 2, a message that says what is wanted, and nothing is sent."""
@@ -145,9 +146,9 @@ def test_a_wrong_address(run: Callable[..., Result], url: str):
 
 
 def test_a_failed_request(run: Callable[..., Result]):
-    """Exit code 1; `slug: message` on stderr, and with --json an object on stdout."""
+    """`slug: message` on stderr, and with --json an object on stdout."""
     result = run("generate", "long")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "prompt_too_long: the prompt has 9 tokens, the model takes 8\n"
     assert json.loads(run("generate", "long", "--json").stdout) == {
         "error": {
@@ -177,11 +178,55 @@ def test_no_server_and_the_wrong_port(run: Callable[..., Result], fakes: FrontEn
 
 
 def test_an_unknown_model(fakes: FrontEnds):
-    """Exit code 1, naming those there are."""
-    result = CliRunner().invoke(app, ["generate", "hi", "-m", "nobody", "--url", fakes.grpc])
-    assert result.exit_code == 1
-    assert "model_not_found" in result.stderr
-    assert "it has: m" in result.stderr
+    """The caller's fault, naming those there are; chat too says so, not that it misses a tokenizer."""
+    for arguments in (["generate", "hi"], ["chat"], ["status", "r"], ["cancel", "r"]):
+        result = CliRunner().invoke(app, [*arguments, "-m", "nobody", "--url", fakes.grpc], input="hi\n")
+        assert result.exit_code == 2
+        assert "model_not_found" in result.stderr
+        assert "it has: m" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "hi"], ["generate", "hi", "--json"], ["status", "r"], ["cancel", "r"]]
+)
+@pytest.mark.parametrize("error", [*BY_SLUG.values()], ids=lambda error: error.slug)
+def test_every_error_has_its_exit_code(
+    run: Callable[..., Result], fakes: FrontEnds, error: type[LifecycleError], command: list[str]
+):
+    """2 for what is the caller's fault, 3 for a server that cannot take it now, 1 for all else, in every command."""
+    fakes.model = lambda ask: iter([Fail(error("x").wire())])
+    kinds = {RequestError: 2, Overloaded: 3, ServerUnreachable: 3}
+    expected = next((code for kind, code in kinds.items() if issubclass(error, kind)), 1)
+    options = ["--timeout", "0.3"] if command[0] == "generate" else []  # too short to send a retryable one again
+    assert run(*command, *options).exit_code == expected
+
+
+@pytest.mark.parametrize("stdin", [b"hi\n", b"fine\nhi\nnever\n", b"/what\nnever\n", b"\xff\n"])
+def test_a_piped_chat_ends_with_its_first_failure(
+    run: Callable[..., Result], fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stdin: bytes
+):
+    """A script sees by the exit code that an answer is missing, and later questions are not asked."""
+    (tmp_path / "tokenizer_config.json").touch()
+    monkeypatch.setattr(chat, "load_template", lambda _: plain)
+    fakes.model = lambda ask: iter([Fail("invalid_input: x")]) if ask.prompt.endswith("u:hi") else answer(ask)
+    result = run("chat", "--tokenizer", str(tmp_path), stdin=stdin)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("invalid_input: ")
+    assert not any("never" in ask.prompt for ask in fakes.asked)
+    fine = run("chat", "--tokenizer", str(tmp_path), stdin=b"one\ntwo\n")
+    assert (fine.exit_code, fine.stdout) == (0, "Paris 😀\nParis 😀\n")
+    assert run("chat", "--tokenizer", str(tmp_path), stdin=b"one\n", url="127.0.0.1:1").exit_code == 3
+
+
+def test_chat_advises_what_helps(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`prepare` is advised for the built-in model alone: it makes no other model's tokenizer."""
+    monkeypatch.setattr(chat, "project_root", lambda: tmp_path)
+    other = CliRunner().invoke(app, ["chat", "-m", MODEL, "--url", fakes.grpc])
+    assert other.exit_code == 2
+    assert "--tokenizer" in other.stderr
+    assert "prepare" not in other.stderr
+    monkeypatch.setattr(Client, "models", lambda _: ["smollm2"])
+    assert "lifecycle prepare" in CliRunner().invoke(app, ["chat", "--url", fakes.grpc]).stderr
 
 
 def test_status_and_cancel(run: Callable[..., Result]):
@@ -194,13 +239,18 @@ def test_status_and_cancel(run: Callable[..., Result]):
     assert json.loads(run("cancel", "r", "--json").stdout) == {"id": "r", "cancelled": True}
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["status"], ["cancel"], ["serve"], ["demo"]])
+ASKING = ["generate", "chat", "status", "cancel"]
+COMMANDS = [*ASKING, "serve", "prepare", "doctor", "demo", "bench"]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_teaches(command: list[str]):
     """Every command explains itself."""
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.stdout
-    if command and command[0] in {"generate", "chat", "status", "cancel", "serve"}:
+    assert not command or "Exit codes:" in result.stdout
+    if command and command[0] in {*ASKING, "serve"}:
         assert "Example" in result.stdout
 
 
@@ -257,16 +307,18 @@ def plain(messages: list[dict[str, str]]) -> str:
 
 
 def test_chat_remembers_and_forgets(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
-    """Each prompt holds the turns before it; /reset begins anew; Ctrl-C at the prompt does not leave."""
+    """Each prompt holds the turns before it; /reset begins anew; neither Ctrl-C nor an unknown command leaves."""
     with Client(fakes.grpc, model=MODEL) as client:
         user = Lines("one", KeyboardInterrupt, "two", "/reset", "", "/what", "three", "/exit", "never")
-        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user)
+        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user, interactive=True)
     assert [ask.prompt for ask in fakes.asked] == [
         "s:be brief | u:one",
         "s:be brief | u:one | a:Paris 😀 | u:two",
         "s:be brief | u:three",
     ]
-    assert capsys.readouterr().out == "Paris 😀\n" * 3
+    shown = capsys.readouterr()
+    assert shown.out.replace("\n\n", "\n") == "Paris 😀\n" * 3
+    assert "unknown command /what" in shown.err
 
 
 def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
@@ -274,7 +326,7 @@ def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFi
     refuse = iter([PromptTooLong("the prompt has 9 tokens, the model takes 8").wire()])
     fakes.model = lambda ask: iter([Fail(text)]) if (text := next(refuse, None)) else answer(ask)
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
     assert fakes.asked[1].prompt == "u:two"
     assert "/reset" in capsys.readouterr().err
 
@@ -292,8 +344,8 @@ def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
 
     fakes.model = interrupting
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
-    assert fakes.asked[0].left.is_set()
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
+    assert fakes.asked[0].left.wait(2)
     assert fakes.asked[1].prompt in {"u:one | a:half | u:two", "u:two"}
 
 
