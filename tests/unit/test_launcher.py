@@ -195,6 +195,18 @@ def test_a_bad_repository_is_told_before_anything_starts(
         TritonServer(tmp_path / repository, models=models, state=tmp_path / "state").start()
 
 
+@pytest.mark.parametrize(
+    ("log", "says"), [("none/deep/x.log", "folder .*none/deep .*does not exist"), (".", "is a folder")]
+)
+def test_a_bad_place_for_the_log_is_told_before_anything_starts(make: Make, tmp_path: Path, log: str, says: str):
+    """A folder that does not exist is named, not made: it may be mistyped."""
+    one = make(log_path=tmp_path / log)
+    with pytest.raises(LauncherError, match=says):
+        one.start()
+    assert not (tmp_path / "none").exists()
+    assert one.processes() == []
+
+
 def test_models_ports_and_own_arguments_reach_the_command_line(make: Make):
     """Named models switch to explicit loading; extra arguments come last."""
     one = make(models=["m"], ports=Ports.free(), extra_args=["--log-verbose=1"], exit_timeout_s=7).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import http.client
+import os
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,8 @@ class TritonServer:
         self.served_as = tuple(served_as)
         self.state = state or state_folder()
         self.id = uuid.uuid4().hex
-        self.log_path = log_path or self.state / "logs" / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
+        self._logs = self.state / "logs"
+        self.log_path = log_path or self._logs / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
         self.leftovers: list[str] = []
         """What had to be removed by force after the server's end."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,6 +144,7 @@ class TritonServer:
         if self._process is not None:
             raise LauncherError("this server was started before; make a new TritonServer for another start")
         self._check_repository()
+        self._check_log()
         installation = find_installation()
         ports = self.ports = self.ports or Ports.free(self.host)
         ports.check(self.host)
@@ -341,6 +344,16 @@ class TritonServer:
                     f"there is no model {model!r} in {self.model_repository}; it has: {', '.join(have)}"
                 )
 
+    def _check_log(self) -> None:
+        # The logs folder is ours to make; one that somebody named may be mistyped, and a server is often run as root.
+        folder = self.log_path.parent
+        if folder != self._logs and not folder.is_dir():
+            raise LauncherError(f"the folder {folder} for the log {self.log_path.name} does not exist; make it first")
+        if self.log_path.is_dir():
+            raise LauncherError(f"the log {self.log_path} is a folder; name a file in it")
+        if folder.is_dir() and not os.access(self.log_path if self.log_path.exists() else folder, os.W_OK):
+            raise LauncherError(f"the log {self.log_path} cannot be written by this user; choose another place")
+
     def _arguments(self, ports: Ports, backends: Path) -> list[str]:
         arguments = [
             f"--model-repository={self.model_repository}",
@@ -359,8 +372,8 @@ class TritonServer:
         return arguments + self.extra_args
 
     def _prune_logs(self) -> None:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if self.log_path.parent == self.state / "logs":
+        if self.log_path.parent == self._logs:
+            self._logs.mkdir(parents=True, exist_ok=True)
             old = sorted(self.log_path.parent.glob("server-*.log"), key=lambda path: path.stat().st_mtime)
             for path in old[:-LOGS_KEPT]:
                 path.unlink(missing_ok=True)
