@@ -146,13 +146,16 @@ def bench(context: typer.Context) -> None:
 
 
 def choose_ports(host: str, http: int | None, grpc: int | None, metrics: int | None) -> Ports:
-    """Return the ports as given; for one not given, Triton's own if it is free, else another free one."""
-    from triton_lifecycle.launcher.ports import Ports, is_free  # noqa: PLC0415
+    """Return the ports as given; for one not given, Triton's own if it is free, else, told, another free one."""
+    from triton_lifecycle.launcher.ports import Ports, is_free, user_of  # noqa: PLC0415
 
     usual, spare = Ports(), Ports.free(host)
 
     def pick(given: int | None, standard: int, other: int) -> int:
-        return given or (standard if is_free(host, standard) else other)
+        if given is not None or is_free(host, standard):
+            return standard if given is None else given
+        _say(f"port {standard} is taken by {user_of(standard)}; using {other}")
+        return other
 
     return Ports(
         pick(http, usual.http, spare.http),

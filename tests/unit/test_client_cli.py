@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
 from triton_lifecycle import launcher
 from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
-from triton_lifecycle.launcher import DiskFull, LauncherError
+from triton_lifecycle.launcher import DiskFull, LauncherError, ports
 from triton_lifecycle_client import Client, chat, demo, server_cli
 from triton_lifecycle_client.cli import app
 from triton_lifecycle_client.errors import ServerUnreachable
@@ -358,6 +359,28 @@ def test_ports_that_are_given_are_kept_and_others_are_free():
         chosen = server_cli.choose_ports("127.0.0.1", number, None, None)
     assert chosen.http == number
     chosen.__class__(chosen.grpc, chosen.metrics, number).check("127.0.0.1")
+
+
+def test_a_usual_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Who holds it, and which one is used instead: clients that assume the usual one would ask another server."""
+    usual = ports.Ports.free()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        monkeypatch.setattr(ports.Ports, "__init__", _with_defaults(usual.http, number, usual.metrics))
+        chosen = server_cli.choose_ports("127.0.0.1", None, None, None)
+    assert (chosen.http, chosen.metrics) == (usual.http, usual.metrics)
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"port {number} is taken by .* \(pid {os.getpid()}\); using {chosen.grpc}\n", told)
+
+
+def _with_defaults(*usual: int) -> Callable[..., None]:
+    def init(self: ports.Ports, *given: int) -> None:
+        for name, value in zip(("http", "grpc", "metrics"), given or usual, strict=True):
+            object.__setattr__(self, name, value)
+
+    return init
 
 
 class FakeServer:
