@@ -58,6 +58,8 @@ Param = Annotated[
         help="Any further sampling parameter of vLLM, such as `min_p=0.1` or `'stop_token_ids=[2]'`; several times.",
     ),
 ]
+NOT_CARRIED = frozenset({"logprobs", "prompt_logprobs"})
+"""Sampling parameters that add to an answer what the client library has no place for."""
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
 
 
@@ -106,6 +108,8 @@ def generate(
             ),
             "timeout": timeout,
         }
+        for name in sorted(NOT_CARRIED & {name for name, value in options["sampling"].items() if value is not None}):
+            err.print(f"note: {name} will not be shown, as this client does not carry it", style="dim", soft_wrap=True)
         if priority is not None:
             options["priority"] = priority
         if tenant is not None:
@@ -117,11 +121,7 @@ def generate(
             if stream if stream is not None else sys.stdout.isatty() and not as_json:
                 _stream(client, text, options, as_json=as_json)
             else:
-                completion = client.generate(text, **options)
-                if as_json:
-                    print_json(completion_json(completion))
-                else:
-                    write(completion.text + "\n")
+                _whole(client, text, options, as_json=as_json)
 
 
 @app.command(
@@ -271,7 +271,25 @@ def chunk_json(chunk: Chunk) -> dict[str, Any]:
     return line
 
 
+def _whole(client: Client, prompt: str, options: Options, *, as_json: bool) -> Completion:
+    completion = client.generate(prompt, **options)
+    if as_json:
+        print_json(completion_json(completion))
+    elif len(completion.texts) == 1:
+        write(completion.text + "\n")
+    else:
+        for number, text in enumerate(completion.texts, start=1):
+            out.print(f"--- {number} of {len(completion.texts)}", style="dim")
+            write(text + "\n")
+    return completion
+
+
 def _stream(client: Client, prompt: str, options: Options, *, as_json: bool) -> None:
+    several = options["sampling"].get("n")
+    if not as_json and isinstance(several, int) and several > 1:
+        # Several texts that grow at the same time cannot be read: each is shown when it is whole.
+        _footer(_whole(client, prompt, options, as_json=False))
+        return
     with client.stream(prompt, **options) as stream:
         try:
             for chunk in stream:
@@ -285,11 +303,18 @@ def _stream(client: Client, prompt: str, options: Options, *, as_json: bool) -> 
         completion = stream.completion
     if as_json:
         print_json({"done": completion_json(completion)})
-    elif err.is_terminal:
+    else:
+        _footer(completion)
+
+
+def _footer(completion: Completion) -> None:
+    if err.is_terminal:
+        # The id comes first, so that no line end of the terminal falls into it.
         err.print(
-            f"[dim]{completion.output_tokens} tokens, {completion.finish_reason}; first text after "
-            f"{completion.first_chunk_s * 1e3:.0f} ms, all after {completion.total_s * 1e3:.0f} ms; "
-            f"id {completion.request_id}[/]"
+            f"id {completion.request_id}: {completion.output_tokens} tokens, {completion.finish_reason}; "
+            f"first text after {completion.first_chunk_s * 1e3:.0f} ms, all after {completion.total_s * 1e3:.0f} ms",
+            style="dim",
+            markup=False,
         )
 
 

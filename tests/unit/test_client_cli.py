@@ -102,6 +102,32 @@ def test_generate_in_json(run: Callable[..., Result]):
     assert lines[2]["done"]["text"] == "Paris 😀"
 
 
+class SayTwo(Say):
+    """A response of a request with n=2."""
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the output tensors by name, two elements each."""
+        return {"text_output": ["Paris", "Lyon"], "finish_reason": ["stop", "length"], "num_output_tokens": [1, 2]}
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_every_sequence_is_shown(run: Callable[..., Result], fakes: FrontEnds, stream: str):
+    """With n=2 both texts are printed, each under a heading; streaming waits for them; JSON holds both."""
+    fakes.model = lambda ask: iter([SayTwo()])
+    two = ["generate", "hi", "--param", "n=2", stream]
+    assert run(*two, url=f"http://{fakes.http}").stdout == "--- 1 of 2\nParis\n--- 2 of 2\nLyon\n"
+    last = json.loads(run(*two, "--json", url=f"http://{fakes.http}").stdout.splitlines()[-1])
+    assert last.get("done", last)["texts"] == ["Paris", "Lyon"]
+
+
+def test_what_cannot_be_shown_is_said(run: Callable[..., Result]):
+    """Logprobs are asked for, but have no place in the client's answer: a note on stderr, the output stays clean."""
+    result = run("generate", "hi", "--json", "--param", "logprobs=2")
+    assert json.loads(result.stdout)["text"] == "Paris 😀"
+    assert "logprobs will not be shown" in result.stderr
+    assert run("generate", "hi", "--param", "n=1", "--param", "logprobs=null").stderr == ""
+
+
 def test_options_reach_the_model(run: Callable[..., Result], fakes: FrontEnds):
     """Sampling options, --param and the request's own options arrive as what they are."""
     options = {"--max-tokens": "3", "--temperature": "0.5", "--seed": "7", "--priority": "2", "--timeout": "2"}
