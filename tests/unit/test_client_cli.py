@@ -297,7 +297,7 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
         ask.left.wait(10)
 
     fakes.model = slow
-    command = [sys.executable, "-m", "triton_lifecycle_client.cli", "generate", "hi", "--stream", "-m", MODEL]
+    command = [sys.executable, "-m", "triton_lifecycle_client", "generate", "hi", "--stream", "-m", MODEL]
     with subprocess.Popen(
         [*command, "--url", fakes.grpc],
         stdout=subprocess.PIPE,
@@ -312,6 +312,49 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
     assert process.returncode == 130
     assert b"Traceback" not in told
     assert fakes.asked[0].left.wait(2)
+
+
+# Plays Ctrl-C at the n-th import and, should it have no effect, shows a traceback.
+INTERRUPTED_IMPORT = """
+import builtins, os, runpy, signal, sys
+left = int(sys.argv.pop(1))
+imports = builtins.__import__
+def count(*arguments, **named):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return imports(*arguments, **named)
+import triton_lifecycle_client.__main__ as entry
+builtins.__import__ = count
+sys.argv[0] = "lifecycle"
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 20, 200, 600])
+def test_ctrl_c_during_the_imports_exits_130(number: int):
+    """However early it comes, there is no traceback and the exit code is that of an interruption."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, str(number), "generate", "hi", "--url", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    """A command in a shell's background, or under nohup, is not ended by the terminal's Ctrl-C."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, "20", "--help"],
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert done.returncode == 0
 
 
 class Lines:
