@@ -177,10 +177,10 @@ def status(
         if as_json:
             print_json(msgspec.to_builtins(found))
             return
-        from .demo import timing_table  # noqa: PLC0415
+        from .demo import show_timing  # noqa: PLC0415
 
-        out.print(f"{found.caller_id or found.id}: {found.status}", markup=False)
-        out.print(timing_table({found.status: found}))
+        out.print(f"{found.caller_id or found.id}: {found.status}", markup=False, soft_wrap=True)
+        show_timing({found.status: found})
 
 
 @app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`\n\n" + ASK_CODES)
@@ -193,7 +193,9 @@ def cancel(
         if as_json:
             print_json({"id": request_id, "cancelled": cancelled})
         else:
-            out.print(f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False)
+            out.print(
+                f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False, soft_wrap=True
+            )
 
 
 server_cli.register(app)

@@ -172,7 +172,8 @@ def _prepare(target: Path | None = None, *, verify: bool = False) -> Path:
 
 def _announce(server: TritonServer) -> None:
     model = (server.models or ["MODEL"])[0]
-    out.print(f"[bold green]ready[/]  gRPC {server.grpc_url} · HTTP {server.http_url} · metrics {server.metrics_url}")
+    urls = f"gRPC {server.grpc_url} · HTTP {server.http_url} · metrics {server.metrics_url}"
+    out.print(f"[bold green]ready[/]  {urls}", soft_wrap=True)
     out.print(f"log    {server.log_path}", markup=False, soft_wrap=True)
     url = "" if server.grpc_url.endswith(":8001") else f" --url {server.grpc_url}"
     named = "" if model == DEFAULT_MODEL else f" --model {model}"

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from triton_lifecycle.errors import InvalidInput, LifecycleError, Overloaded, RequestError
-from triton_lifecycle.launcher import LauncherError
+from triton_lifecycle.launcher import UNBROKEN, LauncherError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,8 @@ stands (an unknown model or id too); 3 server unreachable, overloaded or stoppin
 the output left."""
 """For the help of every command that sends requests."""
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else UNBROKEN)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else UNBROKEN)
 
 
 class UsageFault(InvalidInput):

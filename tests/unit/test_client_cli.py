@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
 from triton_lifecycle import launcher
 from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
 from triton_lifecycle.launcher import DiskFull, LauncherError, ports
-from triton_lifecycle_client import Client, chat, demo, server_cli
+from triton_lifecycle_client import Client, chat, cli, demo, server_cli
 from triton_lifecycle_client.cli import app
 from triton_lifecycle_client.errors import ServerUnreachable
+from triton_lifecycle_client.types import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -344,6 +347,51 @@ def test_ctrl_c_during_the_imports_exits_130(number: int):
     )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
+
+
+PRINTED = """
+import sys
+from types import SimpleNamespace as Fields
+from triton_lifecycle.launcher import doctor
+from triton_lifecycle_client import server_cli, terminal
+from triton_lifecycle_client.demo import show_timing
+from triton_lifecycle_client.types import Status
+long = "/a/long path" * 20
+names = ["grpc_url", "http_url", "metrics_url", "log_path"]
+server_cli._announce(Fields(models=["m"], **{name: long for name in names}))
+doctor.run_checks = lambda: [doctor.Check("a", "ok", long, long)]
+doctor.main()
+show_timing({"finished": Status(id="u", caller_id="r", model="m", status="", stage="", received_at=1)})
+terminal.out.print(long)
+terminal.err.print(long)
+"""
+
+
+def test_piped_output_is_never_wrapped():
+    """Lines, tables and errors that a program reads hold long paths whole, whatever the terminal's width."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTED],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "40"},
+    )
+    long = "/a/long path" * 20
+    lines = done.stdout.splitlines()
+    assert sum(line.count(long) for line in lines) == 8
+    assert done.stderr == f"{long}\n"
+    assert "where the time went (ms since received)" in lines
+    assert max(map(len, lines)) < 1000  # wide, not padded
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_terminal_does_not_break_the_id(monkeypatch: pytest.MonkeyPatch, columns: int):
+    """The footer's id stands in one piece in the first line, to be copied."""
+    shown = Console(force_terminal=True, width=columns, file=io.StringIO(), highlight=False, color_system=None)
+    monkeypatch.setattr(cli, "err", shown)
+    cli._footer(Completion("f" * 32, "m", ("x",), ("stop",), 1, 10, 0.5, 1.5, 1))
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue().startswith("id " + "f" * 32)
 
 
 def test_an_ignored_ctrl_c_stays_ignored():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+UNBROKEN = 10_000
+"""Columns of an output that is no terminal: whatever reads it wants each line whole."""
 Progress = Callable[[str], None]
 """Receives one short line for each step of a long piece of work."""
 
