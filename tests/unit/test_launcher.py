@@ -164,6 +164,21 @@ def test_a_start_that_takes_too_long_is_ended(make: Make):
     assert not one.running
 
 
+def test_each_phase_is_told_once(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Lines of several models and processes alternate in the log; the progress does not, and a long phase goes on."""
+    one = make("slow").start()
+    logs = iter(["starting a", "starting the engine", "starting a", "starting the engine", "loading"])
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "PROGRESS_S", 0.3)
+    monkeypatch.setattr(serverlog, "phase", lambda _: next(logs, "starting a"))
+    told: list[str] = []
+    with pytest.raises(StartFailed):
+        one.wait_ready(1, told.append)
+    phases = [line.split(" s  ")[1] for line in told]
+    assert phases[:3] == ["starting a", "starting the engine", "loading"]
+    assert set(phases[3:]) == {"still loading"}
+
+
 def test_a_taken_port_is_told_before_anything_starts(make: Make):
     """The message names the port and the process that holds it."""
     with socket.socket() as taken:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.05
-PROGRESS_S = 5.0
+LOOK_S = 0.5
+PROGRESS_S = 15.0
 LOGS_KEPT = 20
 MARGIN_S = 15.0
 """Beyond its exit timeout, Triton needs some seconds to unload the models."""
@@ -176,7 +177,7 @@ class TritonServer:
 
         Args:
             timeout: seconds; a server that is not ready by then is killed.
-            on_progress: receives a line when the server's work changes, and every few seconds in between.
+            on_progress: receives a line for each phase of the start, and now and then that the last goes on.
 
         Raises:
             StartFailed: the server ended or did not get ready in time.
@@ -184,7 +185,8 @@ class TritonServer:
         """
         process = self._started()
         begin = time.monotonic()
-        told_phase, told_at, next_look = "", 0.0, 0.0
+        told: list[str] = []
+        told_at, next_look = 0.0, 0.0
         while not self._is_ready():
             elapsed = time.monotonic() - begin
             if process.poll() is not None:
@@ -204,11 +206,15 @@ class TritonServer:
                     f"{_indented(serverlog.explain(text))}\nIts whole log: {self.log_path}"
                 )
             if elapsed >= next_look:
-                next_look += 0.5
+                next_look = elapsed + LOOK_S
                 phase = serverlog.phase(self.log()) or "starting tritonserver"
-                if phase != told_phase or elapsed >= told_at + PROGRESS_S:
-                    told_phase, told_at = phase, elapsed
-                    on_progress(f"{elapsed:3.0f} s  {phase}")
+                # Models, and the processes below them, write at the same time: a phase seen again is nothing new.
+                new = phase not in told
+                if new:
+                    told.append(phase)
+                if new or elapsed >= told_at + PROGRESS_S:
+                    told_at = elapsed
+                    on_progress(f"{elapsed:3.0f} s  {'' if new else 'still '}{told[-1]}")
             time.sleep(POLL_S)
         if self._footprint is not None:
             self._footprint.observe()
