@@ -384,6 +384,10 @@ class TritonServer:
             for path in old[:-LOGS_KEPT]:
                 path.unlink(missing_ok=True)
 
+    def exit_timed_out(self) -> bool:
+        """Tell whether the server ended before its work did, since its exit timeout had passed."""
+        return serverlog.exit_timed_out(self.log())
+
     def end_story(self) -> str:
         """Say how the server ended and what its log holds about it."""
         code = self._started().returncode
