@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import EXIT_FAILED, err, out, reported, tell_text
+from .terminal import EXIT_FAILED, EXIT_INTERRUPTED, err, out, reported, tell_text
 
 if TYPE_CHECKING:
     from triton_lifecycle.launcher.ports import Ports
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the application."""
     app.command(epilog=_SERVE_EXAMPLES)(serve)
     app.command(epilog="**Exit codes:** 0 ready, 1 failed, 2 wrong usage, 130 interrupted.")(prepare)
-    app.command(epilog="**Exit codes:** 0 nothing fails (warnings may), 1 something does, 2 wrong usage.")(doctor)
+    app.command(
+        epilog="**Exit codes:** 0 nothing fails (warnings may), 1 something does, 2 wrong usage, 130 interrupted."
+    )(doctor)
     app.command(epilog=_DEMO_CODES)(demo)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
@@ -87,7 +89,7 @@ def serve(
             log_path=log.absolute() if log else None,
         )
         code = Foreground(server, _say).run(on_ready=lambda: _announce(server))
-    raise typer.Exit(EXIT_FAILED if code < 0 else code)
+    raise typer.Exit(code if code in {0, EXIT_INTERRUPTED} else EXIT_FAILED)
 
 
 def prepare(

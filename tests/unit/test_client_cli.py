@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
 from triton_lifecycle import launcher
 from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
-from triton_lifecycle.launcher import DiskFull, LauncherError, ports
+from triton_lifecycle.launcher import DiskFull, LauncherError, foreground, ports
 from triton_lifecycle_client import Client, chat, cli, demo, server_cli
 from triton_lifecycle_client.cli import app
 from triton_lifecycle_client.errors import ServerUnreachable
@@ -565,6 +565,15 @@ def test_serve_with_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         result = CliRunner().invoke(app, ["serve", "--model-repository", str(tmp_path), "--http-port", port])
     assert result.exit_code == 1
     assert port in result.stderr
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (2, 1), (3, 1), (-9, 1), (130, 130)])
+def test_serve_has_no_other_exit_codes_than_its_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: int, code: int
+):
+    """However tritonserver ended, 2 and 3 keep their meaning."""
+    monkeypatch.setattr(foreground.Foreground, "run", lambda *_, **__: ended)
+    assert CliRunner().invoke(app, ["serve", "--model-repository", str(tmp_path)]).exit_code == code
 
 
 def test_bench_outside_a_checkout(monkeypatch: pytest.MonkeyPatch):
