@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from triton_lifecycle.errors import LifecycleError, PromptTooLong
 from triton_lifecycle.launcher import project_root
 
+from .errors import ModelNotFound
+from .server_cli import DEFAULT_MODEL
 from .terminal import UsageFault, err, tell, write
 
 if TYPE_CHECKING:
@@ -57,23 +59,44 @@ class Conversation:
         return len(self._turns)
 
 
-def template_folder(given: str | None, model: str) -> Path:
-    """Return the folder to take the template from: as given, or the model's own in the project's repository."""
-    return Path(given) if given else project_root() / "model_repository" / model / "1" / "weights"
+def template_folder(given: str | None, client: Client) -> Path:
+    """Return the folder to take the template from: as given, or the model's own in the project's repository.
+
+    Raises:
+        ModelNotFound: there is none because the server has no such model.
+        UsageFault: there is none although it has.
+
+    """
+    if given:
+        if not _has_tokenizer(Path(given)):
+            raise UsageFault(f"no tokenizer in {given}: --tokenizer wants a folder with a tokenizer_config.json")
+        return Path(given)
+    folder = project_root() / "model_repository" / client.model / "1" / "weights"
+    if not _has_tokenizer(folder):
+        names = client.models()
+        if client.model not in names:
+            ready = ", ".join(names) or "none"
+            raise ModelNotFound(f"{client.endpoint} has no model {client.model!r} ready; it has: {ready}")
+        if client.model == DEFAULT_MODEL:
+            raise UsageFault(f"no tokenizer in {folder}; run `lifecycle prepare`, or name a folder with --tokenizer")
+        raise UsageFault(
+            f"model {client.model!r} has no tokenizer in {folder}; name a folder that has its tokenizer with "
+            "--tokenizer, or use `lifecycle generate`"
+        )
+    return folder
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").is_file()
 
 
 def load_template(folder: Path) -> Callable[[list[Message]], str]:
     """Return the chat template of a model folder as a function.
 
     Raises:
-        UsageFault: the folder has no tokenizer or template, or transformers is not installed.
+        UsageFault: the tokenizer does not load or has no template, or transformers is not installed.
 
     """
-    if not (folder / "tokenizer_config.json").is_file():
-        raise UsageFault(
-            f"no tokenizer in {folder}; name the model's folder with --tokenizer, or run `lifecycle prepare` "
-            "for the built-in model"
-        )
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - seconds that only chat needs
     except ImportError as error:
@@ -90,47 +113,84 @@ def load_template(folder: Path) -> Callable[[list[Message]], str]:
     return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def run(client: Client, conversation: Conversation, options: Options, *, read: Callable[[str], str] = input) -> None:
-    """Talk until the user leaves. Faults of single answers are shown; the conversation goes on."""
-    if sys.stdin.isatty():
+def run(
+    client: Client,
+    conversation: Conversation,
+    options: Options,
+    *,
+    read: Callable[[str], str] = input,
+    interactive: bool | None = None,
+) -> None:
+    """Talk until the user leaves.
+
+    With a person at the keyboard, the fault of an answer is shown and the conversation goes on. Piped, nobody is there
+    to decide: the first fault ends it, as the questions that follow may build upon the answer.
+
+    Raises:
+        LifecycleError: an answer failed, or a command is unknown, and the input is piped.
+
+    """
+    interactive = sys.stdin.isatty() if interactive is None else interactive
+    if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 - gives input() its history and line editing
         err.print(f"[dim]{client.model} at {client.endpoint}. {_HELP}[/]")
-    while True:
+    while (line := _next_line(read, interactive=interactive)) not in {None, "/exit", "/quit"}:
         try:
-            line = read("› " if sys.stdin.isatty() else "").strip()  # noqa: RUF001 - a prompt sign, not a bracket
-        except EOFError:
-            if sys.stdin.isatty():
-                write("\n")
-            return
+            _take(str(line), client, conversation, options)
         except KeyboardInterrupt:
-            err.print(f"\n[dim]{_HELP}[/]")
-            continue
-        if line in {"/exit", "/quit"}:
-            return
-        if line == "/reset":
-            conversation.reset()
-            err.print("[dim]forgotten[/]")
-        elif line.startswith("/"):
-            err.print(f"[dim]{_HELP}[/]")
-        elif line:
-            conversation.answered(_answer(client, conversation.ask(line), options))
-
-
-def _answer(client: Client, prompt: str, options: Options) -> str:
-    """Show one answer as it comes and return its text, or as much of it as there was."""
-    with client.stream(prompt, **options) as stream:
-        try:
-            for chunk in stream:
-                write(chunk.text)
-            write("\n")
-        except KeyboardInterrupt:
-            write("\n")
+            if not interactive:
+                raise
             err.print("[dim]stopped[/]")
         except LifecycleError as error:
-            if stream.text:
-                write("\n")
+            if not interactive:
+                raise
             tell(error)
             if isinstance(error, PromptTooLong):
                 err.print("[dim]the conversation has become too long for the model: /reset begins anew[/]")
-        return stream.text
+
+
+def _next_line(read: Callable[[str], str], *, interactive: bool) -> str | None:
+    """Return what the user says next, ``None`` at the end."""
+    while True:
+        try:
+            return read("› " if interactive else "").strip()  # noqa: RUF001 - a prompt sign, not a bracket
+        except EOFError:
+            if interactive:
+                write("\n")
+            return None
+        except UnicodeDecodeError as error:
+            raise UsageFault(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            err.print(f"\n[dim]{_HELP}[/]")
+
+
+def _take(line: str, client: Client, conversation: Conversation, options: Options) -> None:
+    """Do what a line asks for."""
+    if line == "/reset":
+        conversation.reset()
+        err.print("[dim]forgotten[/]")
+    elif line == "/help":
+        err.print(f"[dim]{_HELP}[/]")
+    elif line.startswith("/"):
+        raise UsageFault(f"unknown command {line.split(maxsplit=1)[0]}. {_HELP} · /help shows this")
+    elif line:
+        _answer(line, client, conversation, options)
+
+
+def _answer(line: str, client: Client, conversation: Conversation, options: Options) -> None:
+    """Show one answer as it comes; however it ends, the conversation keeps as much of it as there was."""
+    with client.stream(conversation.ask(line), **options) as stream:
+        try:
+            for chunk in stream:
+                write(chunk.text)
+        except BaseException:
+            if stream.text:
+                write("\n")
+            raise
+        else:
+            write("\n")
+        finally:
+            conversation.answered(stream.text)

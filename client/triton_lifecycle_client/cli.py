@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import server_cli
-from .terminal import UsageFault, err, out, print_json, reported, write
+from .terminal import ASK_CODES, UsageFault, err, out, print_json, reported, write
 
 if TYPE_CHECKING:
     from .sync import Client
@@ -58,6 +58,8 @@ Param = Annotated[
         help="Any further sampling parameter of vLLM, such as `min_p=0.1` or `'stop_token_ids=[2]'`; several times.",
     ),
 ]
+NOT_CARRIED = frozenset({"logprobs", "prompt_logprobs"})
+"""Sampling parameters that add to an answer what the client library has no place for."""
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
 
 
@@ -72,7 +74,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too
 
 `lifecycle generate "1, 2, 3," --http --url 127.0.0.1:8000 --param min_tokens=5`
 
-**Exit codes:** 0 done, 1 the request failed, 2 wrong usage, 3 server unreachable, 130 interrupted."""
+"""
+    + ASK_CODES
 )
 def generate(
     prompt: Prompt,
@@ -105,6 +108,8 @@ def generate(
             ),
             "timeout": timeout,
         }
+        for name in sorted(NOT_CARRIED & {name for name, value in options["sampling"].items() if value is not None}):
+            err.print(f"note: {name} will not be shown, as this client does not carry it", style="dim", soft_wrap=True)
         if priority is not None:
             options["priority"] = priority
         if tenant is not None:
@@ -116,14 +121,13 @@ def generate(
             if stream if stream is not None else sys.stdout.isatty() and not as_json:
                 _stream(client, text, options, as_json=as_json)
             else:
-                completion = client.generate(text, **options)
-                if as_json:
-                    print_json(completion_json(completion))
-                else:
-                    write(completion.text + "\n")
+                _whole(client, text, options, as_json=as_json)
 
 
-@app.command(epilog="**Example**\n\n`lifecycle chat --system 'You answer in one sentence.'`")
+@app.command(
+    epilog="**Examples**\n\n`lifecycle chat --system 'You answer in one sentence.'`\n\n"
+    "`printf 'I am Ada.\\nWho am I?\\n' | lifecycle chat`, which ends at the first answer that fails\n\n" + ASK_CODES
+)
 def chat(
     *,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
@@ -156,12 +160,12 @@ def chat(
             ),
             "timeout": timeout,
         }
-        template = talk.load_template(talk.template_folder(tokenizer, model))
         with connect(url, model, grpc=grpc) as client:
+            template = talk.load_template(talk.template_folder(tokenizer, client))
             talk.run(client, talk.Conversation(template, system), options)
 
 
-@app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`")
+@app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`\n\n" + ASK_CODES)
 def status(
     request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
 ) -> None:
@@ -173,13 +177,13 @@ def status(
         if as_json:
             print_json(msgspec.to_builtins(found))
             return
-        from .demo import timing_table  # noqa: PLC0415
+        from .demo import show_timing  # noqa: PLC0415
 
-        out.print(f"{found.caller_id or found.id}: {found.status}", markup=False)
-        out.print(timing_table({found.status: found}))
+        out.print(f"{found.caller_id or found.id}: {found.status}", markup=False, soft_wrap=True)
+        show_timing({found.status: found})
 
 
-@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`")
+@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`\n\n" + ASK_CODES)
 def cancel(
     request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
 ) -> None:
@@ -189,7 +193,9 @@ def cancel(
         if as_json:
             print_json({"id": request_id, "cancelled": cancelled})
         else:
-            out.print(f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False)
+            out.print(
+                f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False, soft_wrap=True
+            )
 
 
 server_cli.register(app)
@@ -267,7 +273,25 @@ def chunk_json(chunk: Chunk) -> dict[str, Any]:
     return line
 
 
+def _whole(client: Client, prompt: str, options: Options, *, as_json: bool) -> Completion:
+    completion = client.generate(prompt, **options)
+    if as_json:
+        print_json(completion_json(completion))
+    elif len(completion.texts) == 1:
+        write(completion.text + "\n")
+    else:
+        for number, text in enumerate(completion.texts, start=1):
+            out.print(f"--- {number} of {len(completion.texts)}", style="dim")
+            write(text + "\n")
+    return completion
+
+
 def _stream(client: Client, prompt: str, options: Options, *, as_json: bool) -> None:
+    several = options["sampling"].get("n")
+    if not as_json and isinstance(several, int) and several > 1:
+        # Several texts that grow at the same time cannot be read: each is shown when it is whole.
+        _footer(_whole(client, prompt, options, as_json=False))
+        return
     with client.stream(prompt, **options) as stream:
         try:
             for chunk in stream:
@@ -281,11 +305,18 @@ def _stream(client: Client, prompt: str, options: Options, *, as_json: bool) -> 
         completion = stream.completion
     if as_json:
         print_json({"done": completion_json(completion)})
-    elif err.is_terminal:
+    else:
+        _footer(completion)
+
+
+def _footer(completion: Completion) -> None:
+    if err.is_terminal:
+        # The id comes first, so that no line end of the terminal falls into it.
         err.print(
-            f"[dim]{completion.output_tokens} tokens, {completion.finish_reason}; first text after "
-            f"{completion.first_chunk_s * 1e3:.0f} ms, all after {completion.total_s * 1e3:.0f} ms; "
-            f"id {completion.request_id}[/]"
+            f"id {completion.request_id}: {completion.output_tokens} tokens, {completion.finish_reason}; "
+            f"first text after {completion.first_chunk_s * 1e3:.0f} ms, all after {completion.total_s * 1e3:.0f} ms",
+            style="dim",
+            markup=False,
         )
 
 

@@ -37,16 +37,23 @@ def run(repository: Path, model: str, prompt: str, max_tokens: int, *, say: Prog
             out.print(f"\n[bold]{protocol.upper()}[/] {url}")
             statuses[protocol] = _ask(url, protocol, model, prompt, max_tokens)  # type: ignore[arg-type]
         out.print()
-        out.print(timing_table(statuses))
+        show_timing(statuses)
     finally:
         with err.status("stopping the server …"):
             clean = _stop(server)
     return clean and all(status.status == "finished" for status in statuses.values())
 
 
-def timing_table(statuses: Mapping[str, Status]) -> Table:
-    """Return a table of when each point of a request's life was reached, one column for each request."""
-    table = Table(title="where the time went (ms since received)", title_justify="left")
+def show_timing(statuses: Mapping[str, Status]) -> None:
+    """Print when each point of a request's life was reached, one column for each request."""
+    out.print(
+        "[italic]where the time went (ms since received)[/]"
+    )  # a table's own title is broken at the table's width
+    out.print(_timing_table(statuses))
+
+
+def _timing_table(statuses: Mapping[str, Status]) -> Table:
+    table = Table()
     table.add_column("reached")
     for name in statuses:
         table.add_column(name, justify="right")

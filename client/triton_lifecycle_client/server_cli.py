@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import EXIT_FAILED, err, out, reported, tell_text
+from .terminal import EXIT_FAILED, EXIT_INTERRUPTED, err, out, reported, tell_text
 
 if TYPE_CHECKING:
     from triton_lifecycle.launcher.ports import Ports
@@ -25,12 +25,13 @@ Repository = Annotated[
 def register(app: typer.Typer) -> None:
     """Add these commands to the application."""
     app.command(epilog=_SERVE_EXAMPLES)(serve)
-    app.command()(prepare)
-    app.command()(doctor)
-    app.command()(demo)
+    app.command(epilog="**Exit codes:** 0 ready, 1 failed, 2 wrong usage, 130 interrupted.")(prepare)
+    app.command(
+        epilog="**Exit codes:** 0 nothing fails (warnings may), 1 something does, 2 wrong usage, 130 interrupted."
+    )(doctor)
+    app.command(epilog=_DEMO_CODES)(demo)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-        epilog="**Example**\n\n`lifecycle bench --help`",
     )(bench)
 
 
@@ -40,7 +41,13 @@ _SERVE_EXAMPLES = """**Examples**
 
 `lifecycle serve --model simulated --http-port 9000 --grpc-port 9001 --metrics-port 9002`
 
-`lifecycle serve --model-repository ~/models --log server.log`"""
+`lifecycle serve --model-repository ~/models --log server.log`
+
+**Exit codes:** 0 stopped in order; 1 it did not start, died, was ended at once, or cut requests that outlasted the exit
+timeout; 2 wrong usage; 130 interrupted before it was ready."""
+
+_DEMO_CODES = """**Exit codes:** 0 all went as it should; 1 something failed; 2 wrong usage, or a request that the model
+cannot serve; 3 the server did not answer or refused; 130 interrupted."""
 
 
 def serve(
@@ -82,7 +89,7 @@ def serve(
             log_path=log.absolute() if log else None,
         )
         code = Foreground(server, _say).run(on_ready=lambda: _announce(server))
-    raise typer.Exit(EXIT_FAILED if code < 0 else code)
+    raise typer.Exit(code if code in {0, EXIT_INTERRUPTED} else EXIT_FAILED)
 
 
 def prepare(
@@ -141,13 +148,16 @@ def bench(context: typer.Context) -> None:
 
 
 def choose_ports(host: str, http: int | None, grpc: int | None, metrics: int | None) -> Ports:
-    """Return the ports as given; for one not given, Triton's own if it is free, else another free one."""
-    from triton_lifecycle.launcher.ports import Ports, is_free  # noqa: PLC0415
+    """Return the ports as given; for one not given, Triton's own if it is free, else, told, another free one."""
+    from triton_lifecycle.launcher.ports import Ports, is_free, user_of  # noqa: PLC0415
 
     usual, spare = Ports(), Ports.free(host)
 
     def pick(given: int | None, standard: int, other: int) -> int:
-        return given or (standard if is_free(host, standard) else other)
+        if given is not None or is_free(host, standard):
+            return standard if given is None else given
+        _say(f"port {standard} is taken by {user_of(standard)}; using {other}")
+        return other
 
     return Ports(
         pick(http, usual.http, spare.http),
@@ -164,7 +174,8 @@ def _prepare(target: Path | None = None, *, verify: bool = False) -> Path:
 
 def _announce(server: TritonServer) -> None:
     model = (server.models or ["MODEL"])[0]
-    out.print(f"[bold green]ready[/]  gRPC {server.grpc_url} · HTTP {server.http_url} · metrics {server.metrics_url}")
+    urls = f"gRPC {server.grpc_url} · HTTP {server.http_url} · metrics {server.metrics_url}"
+    out.print(f"[bold green]ready[/]  {urls}", soft_wrap=True)
     out.print(f"log    {server.log_path}", markup=False, soft_wrap=True)
     url = "" if server.grpc_url.endswith(":8001") else f" --url {server.grpc_url}"
     named = "" if model == DEFAULT_MODEL else f" --model {model}"

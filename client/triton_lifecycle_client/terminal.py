@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from triton_lifecycle.errors import InvalidInput, LifecycleError
-from triton_lifecycle.launcher import LauncherError
+from triton_lifecycle.errors import InvalidInput, LifecycleError, Overloaded, RequestError
+from triton_lifecycle.launcher import UNBROKEN, LauncherError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,13 @@ EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+ASK_CODES = """**Exit codes:** 0 done; 1 failed on the server; 2 wrong usage, or a request that cannot be served as it
+stands (an unknown model or id too); 3 server unreachable, overloaded or stopping; 130 interrupted; 141 the reader of
+the output left."""
+"""For the help of every command that sends requests."""
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else UNBROKEN)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else UNBROKEN)
 
 
 class UsageFault(InvalidInput):
@@ -55,9 +60,9 @@ def exit_code(error: LifecycleError) -> int:
     """Return the exit code that stands for an error."""
     from .errors import ServerUnreachable  # noqa: PLC0415 - keeps `--help` quick
 
-    if isinstance(error, UsageFault):
+    if isinstance(error, RequestError):
         return EXIT_USAGE
-    return EXIT_UNREACHABLE if isinstance(error, ServerUnreachable) else EXIT_FAILED
+    return EXIT_UNREACHABLE if isinstance(error, (ServerUnreachable, Overloaded)) else EXIT_FAILED
 
 
 def tell(error: LifecycleError, *, as_json: bool = False) -> None:

@@ -6,6 +6,7 @@ import enum
 import http.client
 import json
 import signal
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from load.overhead.figures import BARE, GRPC, HTTP, SimulatedSetup
 from load.overhead.grpc_source import sampling
 from load.overhead.measure import BenchFailed, Prompt
 from load.overhead.prompts import PromptMaker
-from triton_lifecycle.launcher import LauncherError, project_root
+from triton_lifecycle.launcher import UNBROKEN, LauncherError, project_root
 from triton_lifecycle.launcher.installation import state_folder
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle.launcher.weights import prepare_weights
@@ -119,7 +120,7 @@ class Bench:
         self._console.print(f"[{time.monotonic() - self._began:4.0f} s] {text}", markup=False, highlight=False)
 
 
-@app.command()
+@app.command(epilog="Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 interrupted.")
 def main(
     *,
     part: Annotated[Part, typer.Option(help="What to measure.")] = Part.all,
@@ -142,7 +143,7 @@ def main(
         raise typer.BadParameter(f"the folder {json_file.absolute().parent} does not exist", param_hint="--json")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    progress = Console(stderr=True)
+    progress = Console(stderr=True, width=None if sys.stderr.isatty() else UNBROKEN)
     bench = Bench(plan, clients, seed, progress)
     code = 0
     try:
@@ -153,7 +154,7 @@ def main(
     except KeyboardInterrupt:
         progress.print("bench: interrupted; everything it started has ended")
         code = 130
-    report.show(bench.findings, Console())
+    report.show(bench.findings, Console(width=None if sys.stdout.isatty() else UNBROKEN))
     if json_file is not None:
         json_file.write_bytes(report.as_json(bench.findings))
     raise typer.Exit(code)

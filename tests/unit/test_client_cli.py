@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
 from triton_lifecycle import launcher
-from triton_lifecycle.errors import PromptTooLong
-from triton_lifecycle.launcher import DiskFull, LauncherError
-from triton_lifecycle_client import Client, chat, demo, server_cli
+from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
+from triton_lifecycle.launcher import DiskFull, LauncherError, foreground, ports
+from triton_lifecycle_client import Client, chat, cli, demo, server_cli
 from triton_lifecycle_client.cli import app
+from triton_lifecycle_client.errors import ServerUnreachable
+from triton_lifecycle_client.types import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,6 +105,32 @@ def test_generate_in_json(run: Callable[..., Result]):
     assert lines[2]["done"]["text"] == "Paris 😀"
 
 
+class SayTwo(Say):
+    """A response of a request with n=2."""
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the output tensors by name, two elements each."""
+        return {"text_output": ["Paris", "Lyon"], "finish_reason": ["stop", "length"], "num_output_tokens": [1, 2]}
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_every_sequence_is_shown(run: Callable[..., Result], fakes: FrontEnds, stream: str):
+    """With n=2 both texts are printed, each under a heading; streaming waits for them; JSON holds both."""
+    fakes.model = lambda ask: iter([SayTwo()])
+    two = ["generate", "hi", "--param", "n=2", stream]
+    assert run(*two, url=f"http://{fakes.http}").stdout == "--- 1 of 2\nParis\n--- 2 of 2\nLyon\n"
+    last = json.loads(run(*two, "--json", url=f"http://{fakes.http}").stdout.splitlines()[-1])
+    assert last.get("done", last)["texts"] == ["Paris", "Lyon"]
+
+
+def test_what_cannot_be_shown_is_said(run: Callable[..., Result]):
+    """Logprobs are asked for, but have no place in the client's answer: a note on stderr, the output stays clean."""
+    result = run("generate", "hi", "--json", "--param", "logprobs=2")
+    assert json.loads(result.stdout)["text"] == "Paris 😀"
+    assert "logprobs will not be shown" in result.stderr
+    assert run("generate", "hi", "--param", "n=1", "--param", "logprobs=null").stderr == ""
+
+
 def test_options_reach_the_model(run: Callable[..., Result], fakes: FrontEnds):
     """Sampling options, --param and the request's own options arrive as what they are."""
     options = {"--max-tokens": "3", "--temperature": "0.5", "--seed": "7", "--priority": "2", "--timeout": "2"}
@@ -128,7 +159,7 @@ def test_a_prompt_from_standard_input(run: Callable[..., Result], fakes: FrontEn
     (["generate", "hi", "--timeout", "0"], None, "--timeout"),
     (["generate", "hi", "--bogus"], None, "No such option"),
     (["generate"], None, "Missing argument"),
-    (["chat", "--tokenizer", "/nowhere"], None, "lifecycle prepare"),
+    (["chat", "--tokenizer", "/nowhere"], None, "no tokenizer in /nowhere"),
 ])  # fmt: skip
 def test_wrong_usage(run: Callable[..., Result], fakes: FrontEnds, arguments: list[str], stdin: bytes, said: str):
     """Exit code 2, a message that says what is wanted, and nothing is sent."""
@@ -145,9 +176,9 @@ def test_a_wrong_address(run: Callable[..., Result], url: str):
 
 
 def test_a_failed_request(run: Callable[..., Result]):
-    """Exit code 1; `slug: message` on stderr, and with --json an object on stdout."""
+    """`slug: message` on stderr, and with --json an object on stdout."""
     result = run("generate", "long")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "prompt_too_long: the prompt has 9 tokens, the model takes 8\n"
     assert json.loads(run("generate", "long", "--json").stdout) == {
         "error": {
@@ -177,11 +208,55 @@ def test_no_server_and_the_wrong_port(run: Callable[..., Result], fakes: FrontEn
 
 
 def test_an_unknown_model(fakes: FrontEnds):
-    """Exit code 1, naming those there are."""
-    result = CliRunner().invoke(app, ["generate", "hi", "-m", "nobody", "--url", fakes.grpc])
-    assert result.exit_code == 1
-    assert "model_not_found" in result.stderr
-    assert "it has: m" in result.stderr
+    """The caller's fault, naming those there are; chat too says so, not that it misses a tokenizer."""
+    for arguments in (["generate", "hi"], ["chat"], ["status", "r"], ["cancel", "r"]):
+        result = CliRunner().invoke(app, [*arguments, "-m", "nobody", "--url", fakes.grpc], input="hi\n")
+        assert result.exit_code == 2
+        assert "model_not_found" in result.stderr
+        assert "it has: m" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "hi"], ["generate", "hi", "--json"], ["status", "r"], ["cancel", "r"]]
+)
+@pytest.mark.parametrize("error", [*BY_SLUG.values()], ids=lambda error: error.slug)
+def test_every_error_has_its_exit_code(
+    run: Callable[..., Result], fakes: FrontEnds, error: type[LifecycleError], command: list[str]
+):
+    """2 for what is the caller's fault, 3 for a server that cannot take it now, 1 for all else, in every command."""
+    fakes.model = lambda ask: iter([Fail(error("x").wire())])
+    kinds = {RequestError: 2, Overloaded: 3, ServerUnreachable: 3}
+    expected = next((code for kind, code in kinds.items() if issubclass(error, kind)), 1)
+    options = ["--timeout", "0.3"] if command[0] == "generate" else []  # too short to send a retryable one again
+    assert run(*command, *options).exit_code == expected
+
+
+@pytest.mark.parametrize("stdin", [b"hi\n", b"fine\nhi\nnever\n", b"/what\nnever\n", b"\xff\n"])
+def test_a_piped_chat_ends_with_its_first_failure(
+    run: Callable[..., Result], fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stdin: bytes
+):
+    """A script sees by the exit code that an answer is missing, and later questions are not asked."""
+    (tmp_path / "tokenizer_config.json").touch()
+    monkeypatch.setattr(chat, "load_template", lambda _: plain)
+    fakes.model = lambda ask: iter([Fail("invalid_input: x")]) if ask.prompt.endswith("u:hi") else answer(ask)
+    result = run("chat", "--tokenizer", str(tmp_path), stdin=stdin)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("invalid_input: ")
+    assert not any("never" in ask.prompt for ask in fakes.asked)
+    fine = run("chat", "--tokenizer", str(tmp_path), stdin=b"one\ntwo\n")
+    assert (fine.exit_code, fine.stdout) == (0, "Paris 😀\nParis 😀\n")
+    assert run("chat", "--tokenizer", str(tmp_path), stdin=b"one\n", url="127.0.0.1:1").exit_code == 3
+
+
+def test_chat_advises_what_helps(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`prepare` is advised for the built-in model alone: it makes no other model's tokenizer."""
+    monkeypatch.setattr(chat, "project_root", lambda: tmp_path)
+    other = CliRunner().invoke(app, ["chat", "-m", MODEL, "--url", fakes.grpc])
+    assert other.exit_code == 2
+    assert "--tokenizer" in other.stderr
+    assert "prepare" not in other.stderr
+    monkeypatch.setattr(Client, "models", lambda _: ["smollm2"])
+    assert "lifecycle prepare" in CliRunner().invoke(app, ["chat", "--url", fakes.grpc]).stderr
 
 
 def test_status_and_cancel(run: Callable[..., Result]):
@@ -194,13 +269,18 @@ def test_status_and_cancel(run: Callable[..., Result]):
     assert json.loads(run("cancel", "r", "--json").stdout) == {"id": "r", "cancelled": True}
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["status"], ["cancel"], ["serve"], ["demo"]])
+ASKING = ["generate", "chat", "status", "cancel"]
+COMMANDS = [*ASKING, "serve", "prepare", "doctor", "demo", "bench"]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_teaches(command: list[str]):
     """Every command explains itself."""
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.stdout
-    if command and command[0] in {"generate", "chat", "status", "cancel", "serve"}:
+    assert not command or "Exit codes:" in result.stdout
+    if command and command[0] in {*ASKING, "serve"}:
         assert "Example" in result.stdout
 
 
@@ -220,7 +300,7 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
         ask.left.wait(10)
 
     fakes.model = slow
-    command = [sys.executable, "-m", "triton_lifecycle_client.cli", "generate", "hi", "--stream", "-m", MODEL]
+    command = [sys.executable, "-m", "triton_lifecycle_client", "generate", "hi", "--stream", "-m", MODEL]
     with subprocess.Popen(
         [*command, "--url", fakes.grpc],
         stdout=subprocess.PIPE,
@@ -235,6 +315,94 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
     assert process.returncode == 130
     assert b"Traceback" not in told
     assert fakes.asked[0].left.wait(2)
+
+
+# Plays Ctrl-C at the n-th import and, should it have no effect, shows a traceback.
+INTERRUPTED_IMPORT = """
+import builtins, os, runpy, signal, sys
+left = int(sys.argv.pop(1))
+imports = builtins.__import__
+def count(*arguments, **named):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return imports(*arguments, **named)
+import triton_lifecycle_client.__main__ as entry
+builtins.__import__ = count
+sys.argv[0] = "lifecycle"
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 20, 200, 600])
+def test_ctrl_c_during_the_imports_exits_130(number: int):
+    """However early it comes, there is no traceback and the exit code is that of an interruption."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, str(number), "generate", "hi", "--url", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+PRINTED = """
+import sys
+from types import SimpleNamespace as Fields
+from triton_lifecycle.launcher import doctor
+from triton_lifecycle_client import server_cli, terminal
+from triton_lifecycle_client.demo import show_timing
+from triton_lifecycle_client.types import Status
+long = "/a/long path" * 20
+names = ["grpc_url", "http_url", "metrics_url", "log_path"]
+server_cli._announce(Fields(models=["m"], **{name: long for name in names}))
+doctor.run_checks = lambda: [doctor.Check("a", "ok", long, long)]
+doctor.main()
+show_timing({"finished": Status(id="u", caller_id="r", model="m", status="", stage="", received_at=1)})
+terminal.out.print(long)
+terminal.err.print(long)
+"""
+
+
+def test_piped_output_is_never_wrapped():
+    """Lines, tables and errors that a program reads hold long paths whole, whatever the terminal's width."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTED],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "40"},
+    )
+    long = "/a/long path" * 20
+    lines = done.stdout.splitlines()
+    assert sum(line.count(long) for line in lines) == 8
+    assert done.stderr == f"{long}\n"
+    assert "where the time went (ms since received)" in lines
+    assert max(map(len, lines)) < 1000  # wide, not padded
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_terminal_does_not_break_the_id(monkeypatch: pytest.MonkeyPatch, columns: int):
+    """The footer's id stands in one piece in the first line, to be copied."""
+    shown = Console(force_terminal=True, width=columns, file=io.StringIO(), highlight=False, color_system=None)
+    monkeypatch.setattr(cli, "err", shown)
+    cli._footer(Completion("f" * 32, "m", ("x",), ("stop",), 1, 10, 0.5, 1.5, 1))
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue().startswith("id " + "f" * 32)
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    """A command in a shell's background, or under nohup, is not ended by the terminal's Ctrl-C."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, "20", "--help"],
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert done.returncode == 0
 
 
 class Lines:
@@ -257,16 +425,18 @@ def plain(messages: list[dict[str, str]]) -> str:
 
 
 def test_chat_remembers_and_forgets(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
-    """Each prompt holds the turns before it; /reset begins anew; Ctrl-C at the prompt does not leave."""
+    """Each prompt holds the turns before it; /reset begins anew; neither Ctrl-C nor an unknown command leaves."""
     with Client(fakes.grpc, model=MODEL) as client:
         user = Lines("one", KeyboardInterrupt, "two", "/reset", "", "/what", "three", "/exit", "never")
-        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user)
+        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user, interactive=True)
     assert [ask.prompt for ask in fakes.asked] == [
         "s:be brief | u:one",
         "s:be brief | u:one | a:Paris 😀 | u:two",
         "s:be brief | u:three",
     ]
-    assert capsys.readouterr().out == "Paris 😀\n" * 3
+    shown = capsys.readouterr()
+    assert shown.out.replace("\n\n", "\n") == "Paris 😀\n" * 3
+    assert "unknown command /what" in shown.err
 
 
 def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
@@ -274,7 +444,7 @@ def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFi
     refuse = iter([PromptTooLong("the prompt has 9 tokens, the model takes 8").wire()])
     fakes.model = lambda ask: iter([Fail(text)]) if (text := next(refuse, None)) else answer(ask)
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
     assert fakes.asked[1].prompt == "u:two"
     assert "/reset" in capsys.readouterr().err
 
@@ -292,8 +462,8 @@ def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
 
     fakes.model = interrupting
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"))
-    assert fakes.asked[0].left.is_set()
+        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
+    assert fakes.asked[0].left.wait(2)
     assert fakes.asked[1].prompt in {"u:one | a:half | u:two", "u:two"}
 
 
@@ -306,6 +476,28 @@ def test_ports_that_are_given_are_kept_and_others_are_free():
         chosen = server_cli.choose_ports("127.0.0.1", number, None, None)
     assert chosen.http == number
     chosen.__class__(chosen.grpc, chosen.metrics, number).check("127.0.0.1")
+
+
+def test_a_usual_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Who holds it, and which one is used instead: clients that assume the usual one would ask another server."""
+    usual = ports.Ports.free()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        monkeypatch.setattr(ports.Ports, "__init__", _with_defaults(usual.http, number, usual.metrics))
+        chosen = server_cli.choose_ports("127.0.0.1", None, None, None)
+    assert (chosen.http, chosen.metrics) == (usual.http, usual.metrics)
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"port {number} is taken by .* \(pid {os.getpid()}\); using {chosen.grpc}\n", told)
+
+
+def _with_defaults(*usual: int) -> Callable[..., None]:
+    def init(self: ports.Ports, *given: int) -> None:
+        for name, value in zip(("http", "grpc", "metrics"), given or usual, strict=True):
+            object.__setattr__(self, name, value)
+
+    return init
 
 
 class FakeServer:
@@ -373,6 +565,15 @@ def test_serve_with_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         result = CliRunner().invoke(app, ["serve", "--model-repository", str(tmp_path), "--http-port", port])
     assert result.exit_code == 1
     assert port in result.stderr
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (2, 1), (3, 1), (-9, 1), (130, 130)])
+def test_serve_has_no_other_exit_codes_than_its_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: int, code: int
+):
+    """However tritonserver ended, 2 and 3 keep their meaning."""
+    monkeypatch.setattr(foreground.Foreground, "run", lambda *_, **__: ended)
+    assert CliRunner().invoke(app, ["serve", "--model-repository", str(tmp_path)]).exit_code == code
 
 
 def test_bench_outside_a_checkout(monkeypatch: pytest.MonkeyPatch):

@@ -43,7 +43,15 @@ open(region, "w").close()
 def end(*_):
     os.unlink(region)
     os._exit(0)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+def cut(*_):
+    os.unlink(region)
+    print("E1201 05:09:36.314420 5296 main.cc:400] \\"failed to stop server: Internal - Exit timeout expired. "
+          "Exiting immediately.\\"", flush=True)
+    os._exit(1)
+def fail(*_):
+    os.unlink(region)
+    os._exit(3)
+signal.signal(signal.SIGTERM, {"stubborn": signal.SIG_IGN, "busy": cut, "failing": fail}.get(mode, end))
 if mode == "orphans":  # one that carries the mark but left the session, one that sits in the session without the mark
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     subprocess.Popen(sleep, start_new_session=True)
@@ -164,6 +172,21 @@ def test_a_start_that_takes_too_long_is_ended(make: Make):
     assert not one.running
 
 
+def test_each_phase_is_told_once(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Lines of several models and processes alternate in the log; the progress does not, and a long phase goes on."""
+    one = make("slow").start()
+    logs = iter(["starting a", "starting the engine", "starting a", "starting the engine", "loading"])
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "PROGRESS_S", 0.3)
+    monkeypatch.setattr(serverlog, "phase", lambda _: next(logs, "starting a"))
+    told: list[str] = []
+    with pytest.raises(StartFailed):
+        one.wait_ready(1, told.append)
+    phases = [line.split(" s  ")[1] for line in told]
+    assert phases[:3] == ["starting a", "starting the engine", "loading"]
+    assert set(phases[3:]) == {"still loading"}
+
+
 def test_a_taken_port_is_told_before_anything_starts(make: Make):
     """The message names the port and the process that holds it."""
     with socket.socket() as taken:
@@ -193,6 +216,18 @@ def test_a_bad_repository_is_told_before_anything_starts(
     make()
     with pytest.raises(LauncherError, match=says):
         TritonServer(tmp_path / repository, models=models, state=tmp_path / "state").start()
+
+
+@pytest.mark.parametrize(
+    ("log", "says"), [("none/deep/x.log", "folder .*none/deep .*does not exist"), (".", "is a folder")]
+)
+def test_a_bad_place_for_the_log_is_told_before_anything_starts(make: Make, tmp_path: Path, log: str, says: str):
+    """A folder that does not exist is named, not made: it may be mistyped."""
+    one = make(log_path=tmp_path / log)
+    with pytest.raises(LauncherError, match=says):
+        one.start()
+    assert not (tmp_path / "none").exists()
+    assert one.processes() == []
 
 
 def test_models_ports_and_own_arguments_reach_the_command_line(make: Make):
@@ -340,6 +375,22 @@ def test_in_the_foreground_one_signal_drains(foreground: Foreground, number: sig
     _read_until(process, "draining")
     assert process.wait(10) == 0
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("mode", "says", "code"),
+    [
+        ("busy", "still running after the exit timeout of 20 s were cut", 1),
+        ("failing", "not in order (exit code 3)", 3),
+    ],
+)
+def test_in_the_foreground_a_bad_end_is_explained(foreground: Foreground, mode: str, says: str, code: int):
+    """An exit code other than 0 comes with its reason, or with where to look for it."""
+    process = foreground(mode)
+    _read_until(process, "ready")
+    process.send_signal(signal.SIGINT)
+    assert says in _read_until(process, "stopped")
+    assert process.wait(10) == code
 
 
 def test_in_the_foreground_a_second_signal_ends_at_once(foreground: Foreground):
@@ -518,6 +569,22 @@ GLOG = "E1201 05:09:34.647760 5296 model_lifecycle.cc:642] "
 def test_a_log_is_explained(log: str, says: str):
     """The reason is found in each of the forms in which Triton, the stub and vLLM give it."""
     assert says in serverlog.explain(log)
+
+
+ASIDES = """\
++---------+---------+--------+
+| Model   | Version | Status |
+| smollm2 | 1       | READY  |
++---------+---------+--------+
+/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked
+  warnings.warn('resource_tracker: There appear to be %d '
+"""
+
+
+def test_a_killed_servers_last_lines_are_those_that_tell_something():
+    """Rows of tables and the warnings of ending processes are left out; if nothing is left, that is said."""
+    assert serverlog.explain(f"one\n{ASIDES}two\n{ASIDES}") == "its last lines were:\none\ntwo"
+    assert serverlog.explain(ASIDES) == "its log does not say why"
 
 
 def test_known_noise_explains_nothing():

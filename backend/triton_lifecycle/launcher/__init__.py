@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+UNBROKEN = 10_000
+"""Columns of an output that is no terminal: whatever reads it wants each line whole."""
 Progress = Callable[[str], None]
 """Receives one short line for each step of a long piece of work."""
 
@@ -18,7 +20,7 @@ class DiskFull(LauncherError):
 
     def __init__(self, what: str, where: Path, *, need: int, free: int) -> None:
         super().__init__(
-            f"{what} needs {need / 1e6:.0f} MB in {where}, and {free / 1e6:.0f} MB are free there. "
+            f"no room for {what}: {need / 1e6:.0f} MB are needed in {where}, {free / 1e6:.0f} MB are free there. "
             "Free some space or choose another place, then run the same command again."
         )
         self.need = need

@@ -203,9 +203,11 @@ def version_of(python: Path) -> tuple[int, int] | None:
 
 def make_venv(python: Path, venv: Path) -> None:
     """Make an empty virtual environment."""
+    existed = venv.exists()
     answer = subprocess.run([str(python), "-m", "venv", str(venv)], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        shutil.rmtree(venv, ignore_errors=True)
+        if not existed:  # else it may hold somebody's files
+            shutil.rmtree(venv, ignore_errors=True)
         hint = f"Debian and Ubuntu have it in a package of its own: apt install python{WANTED}-venv"
         said = (answer.stdout + answer.stderr).strip()
         raise SetupError(f"{python} cannot make a virtual environment. {hint}\nIt said:\n{said}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from triton_lifecycle.launcher import LauncherError, leftovers, weights
+from triton_lifecycle.launcher import UNBROKEN, LauncherError, leftovers, weights
 from triton_lifecycle.launcher.installation import (
     PYTHON_MINOR,
     Installation,
@@ -85,7 +85,7 @@ def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - a command's flag
     if json:
         print(dumps([asdict(check) for check in checks], indent=2))
     else:
-        Console().print(table(checks))
+        Console(width=None if sys.stdout.isatty() else UNBROKEN).print(table(checks))
     return int(any(check.result == "fail" for check in checks))
 
 

@@ -84,8 +84,16 @@ class Foreground:
         limit = self._server.exit_timeout_s
         self._say(f"draining: running requests have {limit:.0f} s to finish; press Ctrl-C again to end them at once")
         code = self._server.stop()
-        self._say("stopped" if self._signals == 1 else "ended at once, as asked")
+        self._say(self._end_of(code) if self._signals == 1 else "ended at once, as asked")
         return code
+
+    def _end_of(self, code: int) -> str:
+        if code == 0:
+            return "stopped"
+        if self._server.exit_timed_out():
+            limit = self._server.exit_timeout_s
+            return f"stopped; requests that were still running after the exit timeout of {limit:.0f} s were cut"
+        return f"stopped, but not in order (exit code {code}); the server's log: {self._server.log_path}"
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
         # Only what is safe in a handler: no printing, no locks.

@@ -47,7 +47,7 @@ class Ports:
                 raise LauncherError(f"port {port} is given twice; HTTP, gRPC and metrics each need their own")
             if not is_free(host, port):
                 raise PortTaken(
-                    f"port {port} ({name}) on {host} is in use{_by(port)}. "
+                    f"port {port} ({name}) on {host} is in use by {user_of(port)}. "
                     "End that process, choose another port, or leave the ports out to have free ones chosen."
                 )
 
@@ -83,11 +83,12 @@ def holder(port: int) -> psutil.Process | None:
     return None
 
 
-def _by(port: int) -> str:
+def user_of(port: int) -> str:
+    """Say in words who holds the port."""
     process = holder(port)
     if process is None:
-        return " by a process this user cannot see"
+        return "a process this user cannot see"
     try:
-        return f" by {process.name()} (pid {process.pid})"
+        return f"{process.name()} (pid {process.pid})"
     except psutil.Error:
-        return f" by pid {process.pid}"
+        return f"pid {process.pid}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import http.client
+import os
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.05
-PROGRESS_S = 5.0
+LOOK_S = 0.5
+PROGRESS_S = 15.0
 LOGS_KEPT = 20
 MARGIN_S = 15.0
 """Beyond its exit timeout, Triton needs some seconds to unload the models."""
@@ -90,7 +92,8 @@ class TritonServer:
         self.served_as = tuple(served_as)
         self.state = state or state_folder()
         self.id = uuid.uuid4().hex
-        self.log_path = log_path or self.state / "logs" / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
+        self._logs = self.state / "logs"
+        self.log_path = log_path or self._logs / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
         self.leftovers: list[str] = []
         """What had to be removed by force after the server's end."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,6 +145,7 @@ class TritonServer:
         if self._process is not None:
             raise LauncherError("this server was started before; make a new TritonServer for another start")
         self._check_repository()
+        self._check_log()
         installation = find_installation()
         ports = self.ports = self.ports or Ports.free(self.host)
         ports.check(self.host)
@@ -173,7 +177,7 @@ class TritonServer:
 
         Args:
             timeout: seconds; a server that is not ready by then is killed.
-            on_progress: receives a line when the server's work changes, and every few seconds in between.
+            on_progress: receives a line for each phase of the start, and now and then that the last goes on.
 
         Raises:
             StartFailed: the server ended or did not get ready in time.
@@ -181,7 +185,8 @@ class TritonServer:
         """
         process = self._started()
         begin = time.monotonic()
-        told_phase, told_at, next_look = "", 0.0, 0.0
+        told: list[str] = []
+        told_at, next_look = 0.0, 0.0
         while not self._is_ready():
             elapsed = time.monotonic() - begin
             if process.poll() is not None:
@@ -201,11 +206,15 @@ class TritonServer:
                     f"{_indented(serverlog.explain(text))}\nIts whole log: {self.log_path}"
                 )
             if elapsed >= next_look:
-                next_look += 0.5
+                next_look = elapsed + LOOK_S
                 phase = serverlog.phase(self.log()) or "starting tritonserver"
-                if phase != told_phase or elapsed >= told_at + PROGRESS_S:
-                    told_phase, told_at = phase, elapsed
-                    on_progress(f"{elapsed:3.0f} s  {phase}")
+                # Models, and the processes below them, write at the same time: a phase seen again is nothing new.
+                new = phase not in told
+                if new:
+                    told.append(phase)
+                if new or elapsed >= told_at + PROGRESS_S:
+                    told_at = elapsed
+                    on_progress(f"{elapsed:3.0f} s  {'' if new else 'still '}{told[-1]}")
             time.sleep(POLL_S)
         if self._footprint is not None:
             self._footprint.observe()
@@ -341,6 +350,16 @@ class TritonServer:
                     f"there is no model {model!r} in {self.model_repository}; it has: {', '.join(have)}"
                 )
 
+    def _check_log(self) -> None:
+        # The logs folder is ours to make; one that somebody named may be mistyped, and a server is often run as root.
+        folder = self.log_path.parent
+        if folder != self._logs and not folder.is_dir():
+            raise LauncherError(f"the folder {folder} for the log {self.log_path.name} does not exist; make it first")
+        if self.log_path.is_dir():
+            raise LauncherError(f"the log {self.log_path} is a folder; name a file in it")
+        if folder.is_dir() and not os.access(self.log_path if self.log_path.exists() else folder, os.W_OK):
+            raise LauncherError(f"the log {self.log_path} cannot be written by this user; choose another place")
+
     def _arguments(self, ports: Ports, backends: Path) -> list[str]:
         arguments = [
             f"--model-repository={self.model_repository}",
@@ -359,11 +378,15 @@ class TritonServer:
         return arguments + self.extra_args
 
     def _prune_logs(self) -> None:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if self.log_path.parent == self.state / "logs":
+        if self.log_path.parent == self._logs:
+            self._logs.mkdir(parents=True, exist_ok=True)
             old = sorted(self.log_path.parent.glob("server-*.log"), key=lambda path: path.stat().st_mtime)
             for path in old[:-LOGS_KEPT]:
                 path.unlink(missing_ok=True)
+
+    def exit_timed_out(self) -> bool:
+        """Tell whether the server ended before its work did, since its exit timeout had passed."""
+        return serverlog.exit_timed_out(self.log())
 
     def end_story(self) -> str:
         """Say how the server ended and what its log holds about it."""

@@ -24,6 +24,9 @@ _PHASES = (
     (re.compile(r"init engine .* took|Warming up"), "warming up the engine"),
     (re.compile(r"successfully loaded '([\w.-]+)'"), "loaded {0}"),
 )
+_ASIDE = re.compile(r"^\s*[|+]|resource_tracker|^\s*warnings\.warn\(")
+"""Rows of Triton's tables, and what Python warns of when a process ends: they say nothing of the end's cause."""
+_EXIT_TIMED_OUT = "Exit timeout expired"
 _LINES = 24
 
 
@@ -62,8 +65,14 @@ def explain(text: str) -> str:
     else:
         told = list(dict.fromkeys(e for e in errors if not any(noise in e for noise in _NOISE))) + causes[:3]
     if not told:
-        told = ["its last lines were:", *[line for line in text.splitlines() if line.strip()][-10:]]
+        last = [line for line in text.splitlines() if line.strip() and not _ASIDE.search(line)][-10:]
+        told = ["its last lines were:", *last] if last else ["its log does not say why"]
     return "\n".join("\n".join(told).splitlines()[:_LINES])
+
+
+def exit_timed_out(text: str) -> bool:
+    """Tell whether a server gave up waiting for the requests that were running when it was asked to end."""
+    return _EXIT_TIMED_OUT in text
 
 
 def phase(text: str) -> str:

