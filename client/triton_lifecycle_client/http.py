@@ -194,7 +194,11 @@ class HttpTransport:
 
 
 def _reason(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    return (
+        os.strerror(error.errno)
+        if error.errno and error.errno > 0
+        else error.strerror or str(error) or type(error).__name__
+    )
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any, None]:
