@@ -46,6 +46,8 @@ class Admitted(Event, frozen=True, tag=True, gc=False):
     priority: int
     limits: dict[str, float]
     """Seconds by name: ``first_token``, ``stall``, ``total``; a limit that is off is absent."""
+    sequences: int = 1
+    """How many the caller asked for (``n``)."""
 
 
 class Scheduled(Event, frozen=True, tag=True, gc=False):

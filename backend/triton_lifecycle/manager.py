@@ -21,6 +21,7 @@ from triton_lifecycle.engine import Engine
 from triton_lifecycle.engine.guardian import MARK, Guardian
 from triton_lifecycle.errors import Draining, LifecycleError
 from triton_lifecycle.interpreter import python_program
+from triton_lifecycle.metrics import OfficialMetrics
 from triton_lifecycle.pipeline import Pipeline
 from triton_lifecycle.stages import Services, build_route
 from triton_lifecycle.triton import Call, Lanes
@@ -42,15 +43,27 @@ class Manager:
         model: the model's name.
         version: its version, as Triton names it.
         pb: the module ``triton_python_backend_utils``.
+        official_metrics: whether to write the official backend's metrics on Triton's page.
 
     """
 
-    def __init__(self, config: Config, engine: Engine, model: str, version: str, pb: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        model: str,
+        version: str,
+        pb: Any,  # noqa: ANN401 - exists only inside Triton
+        *,
+        official_metrics: bool = False,
+    ) -> None:
         self._config = config
         self._engine = engine
         self._model = model
         self._version = version
         self._pb = pb
+        self._metrics: OfficialMetrics | None = None
+        self._wants_metrics = official_metrics
         self._drained: asyncio.Task[None] | None = None
         self._loop = _new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lifecycle-loop", daemon=True)
@@ -147,6 +160,8 @@ class Manager:
         )
         route = build_route(Services(config, self._engine, self._admission))
         await self._engine.start()
+        if self._wants_metrics:
+            self._report_metrics()
         self._lanes = Lanes(self._loop, LANES)
         self._watch = Watch(
             self._loop,
@@ -155,6 +170,14 @@ class Manager:
         )
         self._pipeline = Pipeline(route, self._contexts, self._bus, self._watch, self._model)
         self._cleaner = self._loop.create_task(self._clean(), name="context-cleaner")
+
+    def _report_metrics(self) -> None:
+        if not isinstance(self._bus, Bus):
+            log.warning("REPORT_CUSTOM_METRICS is set, but event_driven.enabled is false: there is nothing to report")
+            return
+        labels = {"model": self._model, "version": self._version}
+        self._metrics = OfficialMetrics(self._pb, labels, self._engine.limits.max_model_len)
+        self._bus.subscribe(self._metrics.take, OfficialMetrics.TYPES, name="official metrics")
 
     def _accept(self, requests: list[Any]) -> None:
         for request in requests:
@@ -200,6 +223,8 @@ class Manager:
             await self._begin_drain()
             self._cleaner.cancel()
             await self._bus.aclose()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         await self._engine.stop()
         if hasattr(self, "_pipeline"):
             await asyncio.to_thread(self._watch.close)

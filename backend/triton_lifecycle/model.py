@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import triton_python_backend_utils as pb_utils  # exists only inside Triton
 
 from triton_lifecycle import config, logs, schema
 from triton_lifecycle.engine import open_engine
+from triton_lifecycle.engine.device import pinned
 from triton_lifecycle.errors import ConfigError
 from triton_lifecycle.manager import Manager
 
@@ -48,8 +50,20 @@ def _manager(args: dict[str, str]) -> Manager:
     lifecycle = config.load(directory / "request_lifecycle.yaml")
     logs.configure(lifecycle.monitoring)
     parameters = {key: entry["string_value"] for key, entry in model_config.get("parameters", {}).items()}
-    engine = open_engine(parameters.get("LIFECYCLE_ENGINE", "vllm"), _settings(version / "model.json"), str(version))
-    return Manager(lifecycle, engine, args["model_name"], args["model_version"], pb_utils)
+    settings = _settings(version / "model.json")
+    kind, number = args.get("model_instance_kind", ""), args.get("model_instance_device_id", "0")
+    device = pinned(kind, number, settings, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    engine = open_engine(parameters.get("LIFECYCLE_ENGINE", "vllm"), settings, str(version))
+    return Manager(
+        lifecycle,
+        engine,
+        args["model_name"],
+        args["model_version"],
+        pb_utils,
+        official_metrics=parameters.get("REPORT_CUSTOM_METRICS", "").lower() in {"true", "yes"},
+    )
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def server(start_server: StartServer, repository: Path, weights: Path) -> Iterat
     """Run the real model with two adapters: ``same`` changes nothing, ``wild`` everything."""
     version = repository / "adapted" / "1"
     shutil.copytree(REPOSITORY / "smollm2" / "1", version, ignore=shutil.ignore_patterns("weights", "__pycache__"))
-    shutil.copy(REPOSITORY / "smollm2" / "config.pbtxt", version.parent)
+    config = (REPOSITORY / "smollm2" / "config.pbtxt").read_text()
+    reported = 'parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }'
+    (version.parent / "config.pbtxt").write_text(f"{config}\n{reported}\n")
     settings = json.loads((REPOSITORY / "smollm2" / "1" / "model.json").read_text())
     settings |= {"model": str(weights), "enable_lora": "true", "max_lora_rank": 8}
     (version / "model.json").write_text(json.dumps(settings))
@@ -180,6 +183,39 @@ def test_what_cannot_bind_is_refused_in_bounded_time(server: TritonServer, bound
     assert "invalid_input: " in answer.json()["error"]
     assert says in answer.json()["error"]
     assert "Paris" in post(server, {"text_input": PROMPT, "parameters": GREEDY}).json()["text_output"]
+
+
+# ---- metrics
+
+
+def metric(server: TritonServer, name: str) -> float:
+    """Return the present value of one of the official metrics."""
+    page = httpx.get(server.metrics_url, timeout=10).text
+    [found] = re.findall(rf'^{re.escape(name)}{{model="adapted",version="1"}} ([0-9.e+]+)$', page, re.MULTILINE)
+    return float(found)
+
+
+def test_the_official_metrics_are_on_tritons_page(server: TritonServer):
+    """One request adds its tokens and itself under the official names and labels."""
+    names = {
+        "vllm:prompt_tokens_total": 5,
+        "vllm:generation_tokens_total": 8,
+        "vllm:time_to_first_token_seconds_count": 1,
+        "vllm:time_per_output_token_seconds_count": 1,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_prompt_tokens_sum": 5,
+        "vllm:request_generation_tokens_sum": 8,
+        "vllm:request_params_n_sum": 2,
+    }
+    time.sleep(0.5)
+    before = {name: metric(server, name) for name in names}
+    body = {"text_input": PROMPT, "sampling_parameters": sampling(n=2, max_tokens=4, temperature=1, ignore_eos=True)}
+    assert post(server, body).status_code == 200
+    deadline = time.monotonic() + 5
+    while metric(server, "vllm:request_params_n_sum") < before["vllm:request_params_n_sum"] + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {name: metric(server, name) - before[name] for name in names} == names
 
 
 # ---- lists as inputs

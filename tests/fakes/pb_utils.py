@@ -53,6 +53,36 @@ class InferenceResponse:
         self.error = error
 
 
+class Metric:
+    """Keeps what was written."""
+
+    def __init__(self, labels: dict[str, str], buckets: list[float] | None = None) -> None:
+        self.labels, self.buckets = labels, buckets
+        self.value = 0.0
+        self.observed: list[float] = []
+
+    def increment(self, value: float) -> None:
+        self.value += value
+
+    def observe(self, value: float) -> None:
+        self.observed.append(value)
+
+
+class MetricFamily:
+    """A named metric; the last one of each name can be looked at."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+    made: dict[str, Metric] = {}  # noqa: RUF012 - a record for tests
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name, self.description, self.kind = name, description, kind
+
+    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 - Triton's name
+        assert (buckets is not None) == (self.kind == self.HISTOGRAM)
+        self.made[self.name] = Metric(labels, buckets)
+        return self.made[self.name]
+
+
 class ResponseSender:
     """Keeps what was sent."""
 

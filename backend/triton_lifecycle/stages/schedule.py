@@ -24,4 +24,10 @@ class Schedule:
         ctx.execution.limits = limits.named()
         ctx.deadline = Deadline(limits, ctx.interrupt)
         ctx.held.callback(ctx.deadline.close)
-        ctx.publish(Admitted, at=ctx.mark("admitted"), priority=ctx.metadata.priority, limits=ctx.execution.limits)
+        ctx.publish(
+            Admitted,
+            at=ctx.mark("admitted"),
+            priority=ctx.metadata.priority,
+            limits=ctx.execution.limits,
+            sequences=1 if ctx.execution.sampling is None else ctx.execution.sampling.n,
+        )
