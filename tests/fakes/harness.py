@@ -40,6 +40,8 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.scripts: dict[str, list[Step]] = {}
         self.known: dict[str, str] = {}
+        self.most = 0
+        """Requests that it had at once."""
 
     async def start(self) -> None: ...
 
@@ -66,6 +68,7 @@ class ScriptedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         script = self.scripts[self._prompt]
         self.known[request.id] = self._prompt
+        self.most = max(self.most, len(self.known))
         try:
             for position, step in enumerate(script):
                 await asyncio.sleep(step.after)

@@ -68,7 +68,7 @@ async def _scenario(scripts, config, send_delay):
             {"text_input": prompt, "stream": script["stream"]}, parameters, request_id=f"r{number}"
         )
         served.append((request, script, asyncio.create_task(_one(harness, request, script))))
-    await asyncio.gather(*[task for _, _, task in served])
+    accepted = await asyncio.gather(*[task for _, _, task in served])
     await asyncio.sleep(30)
 
     for request, _, _ in served:
@@ -78,6 +78,7 @@ async def _scenario(scripts, config, send_delay):
     assert len(harness.contexts) == 0
     assert harness.admission.out == 0
     assert harness.engine.known == {}
+    assert harness.engine.most <= config.admission.max_live_requests
     counts = harness.contexts.counts
     assert counts["received"] == len(scripts) == sum(counts.values()) - counts["received"]
     by_request = defaultdict(list)
@@ -90,18 +91,21 @@ async def _scenario(scripts, config, send_delay):
         assert isinstance(own[0], events.Received)
         assert [type(event) in events.ENDINGS for event in own] == [False] * (len(own) - 1) + [True]
         _answer_is_what_the_ending_says(request, script, own[-1])
+        assert accepted[number] == isinstance(own[-1], events.Cancelled), "a cancel that was told so counts, and once"
 
 
 async def _one(harness, request, script):
+    """Serve one request as scripted; return how many of its cancels were told that they would count."""
+    accepted = []
     await asyncio.sleep(script["arrives"])
     task = asyncio.create_task(harness.serve(request))
     if script["cancel_at"] is not None:
         await asyncio.sleep(script["cancel_at"])
         for _ in range(1 + script["cancel_twice"]):
             found = harness.contexts.find(request.request_id())
-            if isinstance(found, Context):
-                found.interrupt(Cancelled("scripted"))
+            accepted.append(isinstance(found, Context) and found.interrupt(Cancelled("scripted")))
     await task
+    return sum(accepted)
 
 
 def _answer_is_what_the_ending_says(request, script, ending):
