@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triton_lifecycle.bus import NoBus
-from triton_lifecycle.config import RequestLimits
+from triton_lifecycle.config import RequestLimits, TimeoutHandling
 from triton_lifecycle.context import Contexts
 from triton_lifecycle.engine import Limits
 from triton_lifecycle.engine.vllm import VLLMEngine
@@ -78,7 +78,7 @@ class Ready:
 async def measure(engine: VLLMEngine, tensors: Mapping[str, Any]) -> float:
     """Return the median microseconds of both stages."""
     contexts, limits = Contexts(), RequestLimits()
-    receive, preprocess = Receive(limits), Preprocess(engine, limits)
+    receive, preprocess = Receive(limits, TimeoutHandling(enabled=False)), Preprocess(engine, limits)
     took = []
     for _ in range(TIMES):
         ctx = contexts.open(Ready(tensors), "model", NoBus())

@@ -218,12 +218,15 @@ def load(path: Path) -> Config:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if document is None:
         return Config()
     if not isinstance(document, dict) or set(document) != {"request_lifecycle"}:
         raise ConfigError(f"{path}: expected one top-level key 'request_lifecycle'")
     try:
-        return Config.model_validate(document["request_lifecycle"] or {})
+        sections = document["request_lifecycle"]
+        return Config.model_validate({} if sections is None else sections)
     except ValidationError as error:
         lines = [
             f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']} (found {_short(e['input'])})"

@@ -24,6 +24,7 @@ from triton_lifecycle.engine import Chunk, Sampling
 from triton_lifecycle.errors import LifecycleError, UnknownRequest
 from triton_lifecycle.events import ENDINGS, Event, Received, StageDone
 from triton_lifecycle.timeouts.deadline import Deadline
+from triton_lifecycle.timeouts.limits import Limits
 
 Clock = Callable[[], float]
 
@@ -173,6 +174,12 @@ class Context:
         began = self._clock()
         yield
         self.publish(StageDone, stage=name, seconds=self._clock() - began)
+
+    def start_deadline(self, limits: Limits) -> None:
+        """Let time run out by these limits from now on, until the request ends."""
+        self.execution.limits = limits.named()
+        self.deadline = Deadline(limits, self.interrupt)
+        self.held.callback(self.deadline.close)
 
     def mark(self, milestone: str, at: float | None = None) -> float:
         """Write down when a milestone was reached; the first time counts."""

@@ -69,16 +69,14 @@ class Pipeline:
                     self._watch.add(ctx.call, lambda: ctx.interrupt(CallerLeft("the caller left")))
                     held.callback(self._watch.discard, ctx.call)
                 await self._stages(ctx)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if ctx.interruption is None and not _is_cancelled(ctx.task):
+                return _bug(ctx, error)
             return ctx.interruption or Draining("the server stopped before the request was finished")
         except LifecycleError as error:
             return ctx.interruption or error
-        except Exception as error:
-            log.exception("request %s failed in stage %s", ctx.id, ctx.execution.stage)
-            return ctx.interruption or LifecycleError(
-                f"stage {ctx.execution.stage!r} failed with {type(error).__name__}; "
-                f"the server's log has the details under request {ctx.id}"
-            )
+        except BaseException as error:  # noqa: BLE001 - also what a plug-in should not raise must not cost an ending
+            return ctx.interruption or _bug(ctx, error)
         return ctx.interruption
 
     async def _stages(self, ctx: Context) -> None:
@@ -115,6 +113,18 @@ class Pipeline:
             self._contexts.close(ctx, events.Rejected, slug=error.slug, message=error.message)
         else:
             self._contexts.close(ctx, events.Failed, slug=error.slug, message=error.message, output_tokens=tokens)
+
+
+def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
+    return task is not None and task.cancelling() > 0
+
+
+def _bug(ctx: Context, error: BaseException) -> LifecycleError:
+    log.error("request %s failed in stage %s", ctx.id, ctx.execution.stage, exc_info=error)
+    return LifecycleError(
+        f"stage {ctx.execution.stage!r} failed with {type(error).__name__}; "
+        f"the server's log has the details under request {ctx.id}"
+    )
 
 
 def _conclude(ctx: Context, error: LifecycleError | None) -> None:

@@ -14,6 +14,8 @@ from triton_lifecycle.errors import InvalidInput
 
 MAX_DEPTH: Final = 64
 MAX_PATH: Final = 120
+MAX_VALUES: Final = 200_000
+"""Far more than a model's length in token ids; checking so many takes 0.1 s."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -34,25 +36,46 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
     return value
 
 
-def check_plain(field: str, value: Any, depth: int = 0) -> None:  # noqa: ANN401
+def check_plain(field: str, value: Any) -> None:  # noqa: ANN401
     """Refuse what JSON can write but nothing behind it can carry: neither Triton's messages nor vLLM's.
 
     Raises:
-        InvalidInput: half of a surrogate pair in a text, a number beyond 64 bits or beyond a float's range, or more
-            than :data:`MAX_DEPTH` levels.
+        InvalidInput: half of a surrogate pair in a text, a number beyond 64 bits or beyond a float's range, more than
+            :data:`MAX_DEPTH` levels or more than :data:`MAX_VALUES` values.
 
     """
-    if depth > MAX_DEPTH:
-        raise InvalidInput(f"{field[:MAX_PATH]}: nested deeper than {MAX_DEPTH} levels")
-    if fault := _fault(value):
-        raise InvalidInput(f"{field[:MAX_PATH]}: {fault}")
-    if isinstance(value, dict):
-        for key, element in value.items():
-            check_plain(f"{field}, a key", key, depth + 1)
-            check_plain(f"{field}.{key}", element, depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, element in enumerate(value):
-            check_plain(f"{field}[{index}]", element, depth + 1)
+    todo: list[tuple[Any, int, _Place | None]] = [(value, 0, None)]
+    seen = 0
+    while todo:
+        item, depth, place = todo.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise InvalidInput(f"{field}: more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"{_path(field, place)}: nested deeper than {MAX_DEPTH} levels")
+        if fault := _fault(item):
+            raise InvalidInput(f"{_path(field, place)}: {fault}")
+        if isinstance(item, dict):
+            for key, element in item.items():
+                if fault := _fault(key):
+                    raise InvalidInput(f"{_path(field, place)}, a key: {fault}")
+                todo.append((element, depth + 1, (place, key)))
+        elif isinstance(item, list | tuple):
+            if len(item) > MAX_VALUES:
+                raise InvalidInput(f"{_path(field, place)}: more than {MAX_VALUES} values")
+            todo.extend((element, depth + 1, (place, index)) for index, element in enumerate(item))
+
+
+_Place = tuple[Any, str | int]
+"""Where a value is: the place around it, and its key or position there. Written out only in a refusal."""
+
+
+def _path(field: str, place: _Place | None) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step[:MAX_PATH]}")
+    return f"{field}{''.join(reversed(steps))}"[:MAX_PATH]
 
 
 def _fault(value: Any) -> str | None:  # noqa: ANN401

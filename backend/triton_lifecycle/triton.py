@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from triton_lifecycle.sampling import parse_object
 from triton_lifecycle.schema import INPUT_BY_NAME, OUTPUT_BY_NAME, Tensor
 
 log = logging.getLogger(__name__)
+
+MAX_ID: Final = 256
+"""Characters of a caller's id: it is kept for a while after the request's end."""
 
 _NUMPY_TYPES: dict[str, Any] = {
     "TYPE_STRING": np.object_,
@@ -60,10 +63,11 @@ class Call:
 
     """
 
-    __slots__ = ("_final", "_lane", "_lock", "_pb", "_request", "_sender", "id")
+    __slots__ = ("_final", "_id_given", "_lane", "_lock", "_pb", "_request", "_sender", "id")
 
     def __init__(self, request: Any, pb: Any, lane: Lane) -> None:  # noqa: ANN401 - exist only inside Triton
-        self.id: str = _id(request)
+        self._id_given = _id(request)
+        self.id: str = self._id_given if len(self._id_given) <= MAX_ID else ""
         self._request: Any = request
         self._pb = pb
         self._lane = lane
@@ -80,6 +84,8 @@ class Call:
                 parameters hold what cannot be carried further.
 
         """
+        if len(self._id_given) > MAX_ID:
+            raise InvalidInput(f"id: at most {MAX_ID} characters, found {len(self._id_given)}")
         tensors = {}
         for tensor in self._request.inputs():
             declared = INPUT_BY_NAME.get(tensor.name())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from asyncio import CancelledError
 
 import msgspec
 import pytest
@@ -107,6 +108,67 @@ async def shout(ctx):
     if ctx.input.source == "boom":
         raise ZeroDivisionError
     ctx.input = msgspec.structs.replace(ctx.input, source=ctx.input.source.upper())
+
+
+async def misbehave(ctx):
+    """A plug-in: waits for ever, or raises what no stage should."""
+    if ctx.input.source == "wait":
+        await asyncio.Event().wait()
+    raise {"exit": SystemExit, "generator": GeneratorExit, "interrupt": KeyboardInterrupt, "cancel": CancelledError}[
+        ctx.input.source
+    ]
+
+
+def misbehaving():
+    stages = ("receive", f"{__name__}:misbehave", "preprocess", "schedule", "execute", "postprocess", "respond")
+    return Harness(Config(timeout_handling=TimeoutHandling(enabled=False), pipeline=Pipeline(stages=stages)))
+
+
+@pytest.mark.parametrize("prompt", ["exit", "generator", "interrupt", "cancel"])
+def test_whatever_a_plug_in_raises_costs_its_own_request_alone(prompt):
+    """Also what is no Exception: one ending, one FINAL, its name in the error, nothing held."""
+
+    async def scenario():
+        harness = misbehaving()
+        request = request_of(prompt)
+        await harness.serve(request)
+        [error] = request.sender.errors
+        assert error.code() == pb_utils.TritonError.INTERNAL
+        assert f"{__name__}:misbehave" in error.message()
+        assert (request.sender.finals, len(harness.contexts), harness.contexts.counts["failed"]) == (1, 0, 1)
+
+    run(scenario)
+
+
+def test_the_callers_limit_counts_from_the_beginning():
+    """A stage before admission that never returns is ended by it, too."""
+
+    async def scenario():
+        harness = misbehaving()
+        request = request_of("wait", parameters={"timeout_ms": 500})
+        began = asyncio.get_running_loop().time()
+        await harness.serve(request)
+        assert asyncio.get_running_loop().time() - began < 0.6
+        assert request.sender.errors[0].message().startswith("total_timeout: the total limit of 0.5 s")
+
+    run(scenario)
+
+
+def test_an_id_is_kept_only_when_it_is_of_bearable_length():
+    """A caller's id stays in memory after its request: a long one is refused and not kept."""
+
+    async def scenario():
+        harness = Harness()
+        request = request_of(request_id="x" * 257)
+        await harness.serve(request)
+        assert request.sender.errors[0].message() == "invalid_input: id: at most 256 characters, found 257"
+        assert harness.contexts._by_caller == {}
+        harness.engine.scripts["p"] = TOKENS
+        good = request_of(request_id="x" * 256)
+        await harness.serve(good)
+        assert harness.contexts.find("x" * 256).status == "finished"
+
+    run(scenario)
 
 
 def test_status_tells_a_live_request_and_an_ended_one():

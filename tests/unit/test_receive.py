@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import pb_utils
 from tests.fakes.harness import Harness
 from triton_lifecycle.chat import Conversation, conversation
-from triton_lifecycle.config import RequestLimits
+from triton_lifecycle.config import RequestLimits, TimeoutHandling
 from triton_lifecycle.context import Contexts, Input
 from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.errors import InvalidInput
@@ -33,7 +33,7 @@ def read(tensors: dict, parameters: dict | None = None, limits: RequestLimits = 
     """Return the input layer of a request."""
     request = pb_utils.InferenceRequest(tensors, parameters)
     ctx = Contexts().open(Call(request, pb_utils, None), "m", Nobody())
-    asyncio.run(Receive(limits)(ctx))
+    asyncio.run(Receive(limits, TimeoutHandling(enabled=False))(ctx))
     assert ctx.input is not None
     return ctx.input
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from triton_lifecycle.errors import InvalidInput
-from triton_lifecycle.sampling import parse_object, type_values
+from triton_lifecycle.sampling import check_plain, parse_object, type_values
 
 FIELDS = {
     "max_tokens": int | None,
@@ -102,3 +104,26 @@ def test_a_text_becomes_no_number_that_cannot_be_carried(declared, value):
     """Numbers given as texts keep to the same bounds."""
     with pytest.raises(InvalidInput, match=r"sampling_parameters\.x"):
         type_values({"x": value}, {"x": declared})
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"k" * 1_000_000: [0] * 150_000}, None),
+        ({"k" * 1_000_000: [0] * 250_000}, "more than 200000 values"),
+        ({"a": [[0] * 1000] * 1000}, "field: more than 200000 values"),
+        ({"a": {"b": ["x", "\ud800"]}}, "field.a.b[1]: not valid Unicode"),
+        ({"a": {"\ud800": 1}}, "field.a, a key: not valid Unicode"),
+    ],
+)
+def test_checking_costs_no_more_than_its_values(value, says):
+    """Paths are written only in a refusal: a long key around many values is no work, and their number has a limit."""
+    began = time.perf_counter()
+    if says is None:
+        check_plain("field", value)
+    else:
+        with pytest.raises(InvalidInput) as caught:
+            check_plain("field", value)
+        assert says in caught.value.message
+        assert len(caught.value.message) < 300
+    assert time.perf_counter() - began < 5, "it took half a minute"

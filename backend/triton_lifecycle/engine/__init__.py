@@ -170,12 +170,13 @@ class Engine(Protocol):
         ...
 
 
-def too_long(found: int, limit: int, room: int = 1) -> PromptTooLong:
-    """Return the error for a prompt of ``found`` tokens where a model takes ``limit``."""
+def too_long(found: int, limit: int, room: int = 1, *, at_least: bool = False) -> PromptTooLong:
+    """Return the error for a prompt of ``found`` tokens (or more) where a model takes ``limit``."""
     if not room:
         return PromptTooLong(f"embedding_request.input: {found} tokens; the model takes at most {limit}")
+    count = f"at least {found}" if at_least else str(found)
     return PromptTooLong(
-        f"text_input: the prompt has {found} tokens; the model takes {limit} together with the output, "
+        f"text_input: the prompt has {count} tokens; the model takes {limit} together with the output, "
         f"so at most {limit - room}"
     )
 

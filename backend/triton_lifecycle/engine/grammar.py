@@ -15,82 +15,102 @@ import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from triton_lifecycle.errors import InvalidInput, LifecycleError, Overloaded
+from triton_lifecycle.errors import Draining, LifecycleError
 
 START_LIMIT_S: Final = 60.0
-MEMORY_BYTES: Final = 8 * 2**30
-"""Of address space; importing torch takes half of it."""
+MEMORY_BYTES: Final = 2**30
+"""Of address space, beyond what the process has when it is ready."""
 KEPT: Final = 512
 """Specifications remembered as good."""
 
 
+class Verdict(Enum):
+    """What a trial showed."""
+
+    GOOD = "good"
+    REFUSED = "refused"
+    """xgrammar does not take it; another library of vLLM's may."""
+    TOO_MUCH = "too much"
+    """It goes beyond the limits of time or memory."""
+
+
 class GrammarTrial:
-    """The process and what it found good. Thread-safe; started when it is first needed.
+    """The process and what it found good; started when it is first needed. One check at a time.
 
     Args:
         python: the interpreter.
-        tokenizer: xgrammar's serialized ``TokenizerInfo``.
+        tokenizer: gives xgrammar's serialized ``TokenizerInfo``.
 
     """
 
-    def __init__(self, python: str, tokenizer: str) -> None:
+    def __init__(self, python: str, tokenizer: Callable[[], str]) -> None:
         self._python = python
         self._tokenizer = tokenizer
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._closed = False
+        self._turn = threading.Lock()
         self._good: OrderedDict[bytes, None] = OrderedDict()
 
-    def check(self, kind: str, spec: str, limit: float) -> None:
-        """Compile on trial. Blocks, at most for the limit of those before it and its own.
+    def check(self, kind: str, spec: str, limit: float) -> Verdict:
+        """Compile on trial. Blocks for at most ``limit`` seconds, and for the process's start.
 
         Args:
             kind: ``json``, ``regex``, ``grammar``, ``lark`` or ``structural_tag``.
             spec: the text.
             limit: seconds.
 
-        Raises:
-            InvalidInput: it does not compile, or not within the limits.
-            Overloaded: others are being checked, and the turn did not come in time.
-
         """
         key = hashlib.sha256(f"{kind}:{spec}".encode()).digest()
         if key in self._good:
-            return
-        if not self._lock.acquire(timeout=limit):
-            raise Overloaded("structured_outputs: other schemas are being checked; try again", retry_after=limit)
-        try:
-            reply = self._ask({"kind": kind, "spec": spec}, limit)
-        finally:
-            self._lock.release()
-        if reply is None:
-            raise InvalidInput(
-                f"structured_outputs.{kind}: compiling it takes more than {limit:g} s or {MEMORY_BYTES >> 30} GiB; "
-                "make it simpler (nested repetition counts are the usual cause)"
-            )
-        if reply["error"]:
-            raise InvalidInput(f"structured_outputs.{kind}: {reply['error']}")
-        self._good[key] = None
-        while len(self._good) > KEPT:
-            self._good.popitem(last=False)
+            return Verdict.GOOD
+        with self._turn:
+            verdict = self._ask(kind, spec, limit)
+        if verdict is Verdict.GOOD:
+            self._good[key] = None
+            while len(self._good) > KEPT:
+                self._good.popitem(last=False)
+        return verdict
 
     def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
+        """End the process for good; a check under way ends too (it is waited for, at most 5 s)."""
+        self._closed = True
+        process = self._process
         if process is not None:
             process.kill()
-            process.communicate()
+        if self._turn.acquire(timeout=5):
+            self._end()
+            self._turn.release()
 
-    def _ask(self, question: dict[str, Any], limit: float) -> Any:  # noqa: ANN401 - the reply, None when there is none
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = self._start()
-        return self._exchange(self._process, question, limit)
+    def _ask(self, kind: str, spec: str, limit: float) -> Verdict:
+        deadline = time.monotonic() + limit
+        for _ in range(2):
+            if self._process is None:
+                self._process = self._start()
+                deadline = time.monotonic() + limit
+            try:
+                reply = self._exchange(self._process, {"kind": kind, "spec": spec}, deadline - time.monotonic())
+            except TimeoutError:
+                self._end()
+                return Verdict.TOO_MUCH
+            if reply is not None and reply.get("too_much"):
+                self._end()
+                return Verdict.TOO_MUCH
+            if reply is not None:
+                return Verdict.REFUSED if reply["error"] else Verdict.GOOD
+            # It died over this: of this text, which then kills the next one too, or of something else.
+            self._end()
+        return Verdict.TOO_MUCH
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise Draining("the engine is stopping")
         package = Path(__file__).parents[2]
         environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         process = subprocess.Popen(
@@ -100,15 +120,23 @@ class GrammarTrial:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
-        if self._exchange(process, {"tokenizer": self._tokenizer}, START_LIMIT_S) is None:
-            process.kill()
-            process.communicate()
-            raise LifecycleError("structured_outputs: the process that checks schemas does not start on this server")
+        try:
+            ready = self._exchange(process, {"tokenizer": self._tokenizer()}, START_LIMIT_S)
+        except TimeoutError:
+            ready = None
+        if ready is None:
+            _reap(process)
+            raise LifecycleError("structured_outputs: the process that tries schemas does not start on this server")
         return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _reap(process)
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], question: dict[str, Any], limit: float) -> Any:  # noqa: ANN401
-        """Ask and wait; without a reply in time the process is killed."""
+        """Ask and wait; ``None`` when the process is gone; raises ``TimeoutError`` when it takes too long."""
         if process.stdin is None or process.stdout is None:
             return None
         try:
@@ -118,35 +146,42 @@ class GrammarTrial:
             return None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(limit) else b""
-        if not line:
-            process.kill()
-            return None
-        return json.loads(line)
+            if not selector.select(max(0.0, limit)):
+                raise TimeoutError
+        line = process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def _serve() -> None:
     """Answer line by line, as the process that is started above."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import xgrammar
 
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler: Any = None
     for line in sys.stdin:
         question = json.loads(line)
-        error = ""
+        reply: dict[str, Any] = {"error": ""}
         if "tokenizer" in question:
             compiler = xgrammar.GrammarCompiler(
                 xgrammar.TokenizerInfo.deserialize_json(question["tokenizer"]), max_threads=1, cache_enabled=False
             )
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            most = pages * resource.getpagesize() + MEMORY_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         else:
             try:
                 _compile(compiler, question["kind"], question["spec"])
             except Exception as found:  # noqa: BLE001 - whatever it raises is the caller's fault to hear of
-                error = " ".join(str(found).split())[:300] or type(found).__name__
-        sys.stdout.write(json.dumps({"error": error}) + "\n")
+                reply["error"] = " ".join(str(found).split())[:300] or type(found).__name__
+                reply["too_much"] = isinstance(found, MemoryError) or "bad_alloc" in str(found)
+        sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 
 
@@ -159,7 +194,18 @@ def _compile(compiler: Any, kind: str, spec: str) -> None:  # noqa: ANN401 - xgr
         case "lark":
             compiler.compile_lark(spec)
         case "structural_tag":
-            compiler.compile_structural_tag(spec)
+            tag = json.loads(spec)
+            if "structures" in tag:
+                # The older form, which vLLM compiles in this way.
+                import xgrammar
+
+                items = [
+                    xgrammar.StructuralTagItem(begin=one["begin"], schema=json.dumps(one["schema"]), end=one["end"])
+                    for one in tag["structures"]
+                ]
+                compiler.compile_structural_tag(items, tag["triggers"])
+            else:
+                compiler.compile_structural_tag(spec)
         case _:
             compiler.compile_grammar(spec)
 

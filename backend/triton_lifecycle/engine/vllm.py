@@ -35,13 +35,14 @@ from triton_lifecycle.engine import (
     adapters,
     too_long,
 )
-from triton_lifecycle.engine.grammar import GrammarTrial
+from triton_lifecycle.engine.grammar import MEMORY_BYTES, GrammarTrial, Verdict
 from triton_lifecycle.engine.guardian import MARK, socket_folder
 from triton_lifecycle.errors import (
     ConfigError,
     EngineDied,
     GenerationFailed,
     InvalidInput,
+    Overloaded,
     QueueFull,
     UnknownAdapter,
     Unsupported,
@@ -56,7 +57,13 @@ INLINE_PROMPT_CHARS: Final = 2000
 NOT_FOR_CALLERS: Final = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
 """Fields of vLLM's ``SamplingParams`` that its authors keep for themselves."""
 
+NORMALIZED: Final = 4
+"""How much shorter a tokenizer's normalization may make a text; what is longer than all tokens at their longest, and by
+this much, is refused without being tokenized."""
+
 STOP_GRACE_S: Final = 3.0
+PROVE_TURN: Final = 5
+"""Trials that a request waits for before it is told to come again."""
 
 
 class VLLMEngine:
@@ -77,13 +84,21 @@ class VLLMEngine:
                 self._settings[key] = str(Path(directory) / value)
         self._llm: Any = None
         self._stats = _Stats()
+        # One thread and one tokenizer for each kind of work: a fast tokenizer must not be used by two threads at once
+        # ("Already borrowed"), and short work does not wait behind long.
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
+        self._prover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-trial")
+        self._proving = asyncio.Lock()
+        self._trial = GrammarTrial(python_program(), self._tokenizer_info)
         self._limits: Limits | None = None
         self._inline_tokenizer: Any = None
-        self._thread_tokenizer: Any = None
+        self._encoder_tokenizer: Any = None
+        self._renderer_tokenizer: Any = None
+        self._prover_tokenizer: Any = None
         self._by_priority = False
+        self._longest_token = 1
         self._adapters = adapters.load(self._settings, Path(directory))
-        self._trial: GrammarTrial | None = None
 
     @property
     def limits(self) -> Limits:
@@ -121,15 +136,17 @@ class VLLMEngine:
         self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size(), tasks)
         self._by_priority = self._llm.vllm_config.scheduler_config.policy == "priority"
         tokenizer = self._llm.get_tokenizer()
-        # A fast tokenizer must not be used by two threads at once ("Already borrowed").
-        self._inline_tokenizer, self._thread_tokenizer = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+        self._inline_tokenizer, self._encoder_tokenizer, self._renderer_tokenizer, self._prover_tokenizer = (
+            copy.deepcopy(tokenizer) for _ in range(4)
+        )
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
 
     async def stop(self) -> None:
         """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
         llm, self._llm = self._llm, None
-        self._encoder.shutdown(wait=False, cancel_futures=True)
-        if self._trial is not None:
-            self._trial.close()
+        for threads in (self._encoder, self._renderer, self._prover):
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._trial.close)
         if llm is not None:
             await asyncio.to_thread(_shutdown, llm)
 
@@ -161,37 +178,61 @@ class VLLMEngine:
         return LoRARequest(name, list(self._adapters).index(name) + 1, self._adapters[name])
 
     async def prove(self, sampling: Sampling, limit: float) -> None:
-        """Have vLLM judge a schema, expression or grammar, and compile it on trial; see ``grammar.py``."""
-        await asyncio.to_thread(self._prove, sampling.native, limit)
+        """Compile a schema, expression or grammar on trial (see ``grammar.py``), one at a time, before vLLM sees it."""
+        try:
+            async with asyncio.timeout(PROVE_TURN * limit):
+                await self._proving.acquire()
+        except TimeoutError:
+            raise Overloaded("structured_outputs: others are being tried; send it again", retry_after=limit) from None
+        work = asyncio.get_running_loop().run_in_executor(self._prover, self._prove, sampling.native, limit)
+        # Whoever leaves meanwhile does not end the work: the next one's turn comes when it is done.
+        work.add_done_callback(self._proved)
+        await asyncio.shield(work)
+
+    def _proved(self, work: asyncio.Future[None]) -> None:
+        self._proving.release()
+        if not work.cancelled():
+            work.exception()
 
     def _prove(self, native: Any, limit: float) -> None:  # noqa: ANN401
-        config = self._llm.vllm_config
-        judged = native.clone()
+        found = _specification(native.structured_outputs)
+        if found is None:
+            return
+        kind, spec = found
+        verdict = self._trial.check(kind, spec, limit)
+        if verdict is Verdict.TOO_MUCH:
+            raise InvalidInput(
+                f"structured_outputs: compiling this {kind} takes more than {limit:g} s or {MEMORY_BYTES >> 30} GiB; "
+                "make it simpler (nested repetition counts, long alternations and minProperties are the usual causes)"
+            )
+        if verdict is Verdict.REFUSED:
+            # vLLM says why, or knows another library that takes it. It begins with what has just ended in time.
+            judged = native.clone()
+            self._judge(judged)
+            if judged.structured_outputs._backend == "xgrammar":  # noqa: SLF001 - vLLM says it nowhere else
+                raise InvalidInput(f"structured_outputs: this {kind} does not compile")
+
+    def _judge(self, native: Any) -> None:  # noqa: ANN401
+        config = self._llm.vllm_config.structured_outputs_config
         try:
-            judged.verify(self._llm.model_config, None, config.structured_outputs_config, self._inline_tokenizer)
+            native.verify(self._llm.model_config, None, config, self._prover_tokenizer)
         except (ValueError, TypeError, _client_error()) as error:
             raise InvalidInput(f"sampling_parameters: {error}") from None
-        found = _specification(judged.structured_outputs)
-        if found is not None:
-            self._on_trial().check(*found, limit)
 
-    def _on_trial(self) -> GrammarTrial:
-        if self._trial is None:
-            import xgrammar
+    def _tokenizer_info(self) -> str:
+        import xgrammar
 
-            size = self.limits.vocab_size
-            info = xgrammar.TokenizerInfo.from_huggingface(self._thread_tokenizer, vocab_size=size)
-            self._trial = GrammarTrial(python_program(), info.serialize_json())
-        return self._trial
+        info = xgrammar.TokenizerInfo.from_huggingface(self._prover_tokenizer, vocab_size=self.limits.vocab_size)
+        return str(info.serialize_json())
 
     async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """Write a conversation out by the model's chat template."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, self._render, messages, tools)
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, self._render, messages, tools)
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         import jinja2
 
-        tokenizer = self._thread_tokenizer
+        tokenizer = self._renderer_tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise Unsupported("messages: the loaded model has no chat template; send text_input")
         try:
@@ -202,13 +243,15 @@ class VLLMEngine:
 
     async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
         """Return the prompt's ids; raises ``PromptTooLong`` when too little room is left behind them."""
+        limit = self.limits.max_model_len
+        if room and len(prompt) > limit * self._longest_token * NORMALIZED:
+            raise too_long(len(prompt) // (self._longest_token * NORMALIZED), limit, room, at_least=True)
         if len(prompt) <= INLINE_PROMPT_CHARS:
             ids = self._inline_tokenizer.encode(prompt, add_special_tokens=special)
         else:
             loop = asyncio.get_running_loop()
-            encode = functools.partial(self._thread_tokenizer.encode, prompt, add_special_tokens=special)
+            encode = functools.partial(self._encoder_tokenizer.encode, prompt, add_special_tokens=special)
             ids = await loop.run_in_executor(self._encoder, encode)
-        limit = self.limits.max_model_len
         if len(ids) > limit - room:
             raise too_long(len(ids), limit, room)
         if not ids:
@@ -280,7 +323,8 @@ class VLLMEngine:
 
     def load(self) -> Load:
         """Return vLLM's last reported scheduler state; zero as soon as no request is known."""
-        known = 0 if self._llm is None else self._llm.get_num_unfinished_requests()
+        # After its death vLLM goes on counting what it had.
+        known = self._llm.get_num_unfinished_requests() if self.alive else 0
         if known == 0:
             return Load(running=0, waiting=0, kv_usage=self._stats.kv_usage, requests=0)
         return Load(self._stats.running, self._stats.waiting, self._stats.kv_usage, known)
@@ -384,17 +428,19 @@ def _raw_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401
 
 
 def _specification(structured: Any) -> tuple[str, str] | None:  # noqa: ANN401
-    """Return kind and text of what xgrammar will compile; ``None`` when another library was chosen for it."""
-    if structured._backend != "xgrammar" or structured.json_object:  # noqa: SLF001 - vLLM says it nowhere else
-        return None
+    """Return kind and text of what xgrammar would compile."""
     if structured.json is not None:
         return "json", structured.json if isinstance(structured.json, str) else json.dumps(structured.json)
     if structured.regex is not None:
         return "regex", structured.regex
     if structured.structural_tag is not None:
-        return None if "structures" in structured.structural_tag else ("structural_tag", structured.structural_tag)
+        return "structural_tag", structured.structural_tag
     if structured.grammar is not None:
         return ("lark" if _is_lark(structured.grammar) else "grammar"), structured.grammar
+    if structured.choice:
+        from vllm.v1.structured_output.utils import choice_as_grammar
+
+        return "grammar", choice_as_grammar(structured.choice)
     return None
 
 

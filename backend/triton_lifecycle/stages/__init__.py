@@ -56,7 +56,7 @@ def build_route(services: Services) -> Route:
     from triton_lifecycle.stages.schedule import Schedule
 
     built_in: dict[str, Callable[[], Any]] = {
-        "receive": lambda: Receive(services.config.request_limits),
+        "receive": lambda: Receive(services.config.request_limits, services.config.timeout_handling),
         "preprocess": lambda: Preprocess(services.engine, services.config.request_limits),
         "schedule": lambda: Schedule(services.config, services.admission),
         "execute": lambda: Execute(services.engine),

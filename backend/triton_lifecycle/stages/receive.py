@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
 from typing import Any, Final
 
 from triton_lifecycle.chat import Conversation, conversation
-from triton_lifecycle.config import RequestLimits
+from triton_lifecycle.config import RequestLimits, TimeoutHandling
 from triton_lifecycle.context import Context, Input, Metadata, Wants
 from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.embedding import parse as parse_embedding
 from triton_lifecycle.errors import InvalidInput, Unsupported
 from triton_lifecycle.sampling import parse_object
+from triton_lifecycle.timeouts.limits import choose
 from triton_lifecycle.triton import RawRequest
 
 OURS: Final = frozenset(
@@ -21,6 +24,9 @@ OURS: Final = frozenset(
 """Request parameters that steer the request's life and are never sampling parameters. (Triton's HTTP front end copies
 the ``id`` of a generate request into its parameters.)"""
 
+OFF_LOOP_CHARS: Final = 64 * 1024
+"""Texts longer than this are parsed in a thread."""
+
 MAX_TIMEOUT_S: Final = 7 * 24 * 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
 
@@ -28,11 +34,12 @@ MAX_PRIORITY: Final = 2**31 - 1
 class Receive:
     """Reads, measures and types a request's values; behind it nothing is text that might be wrong."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, timeouts: TimeoutHandling) -> None:
         self._limits = limits
+        self._timeouts = timeouts
 
     async def __call__(self, ctx: Context) -> None:
-        """Fill the metadata and input layers.
+        """Fill the metadata and input layers, and start the deadline: all that follows counts.
 
         Raises:
             InvalidInput: a value breaks a rule; the message names the field.
@@ -49,7 +56,10 @@ class Receive:
             tenant=_text(raw.parameters, "tenant"),
             traceparent=_text(raw.parameters, "traceparent"),
         )
-        ctx.input = self._input(raw, stream=stream)
+        ctx.start_deadline(choose(self._timeouts, ctx.metadata.timeout))
+        large = any(isinstance(value, str) and len(value) > OFF_LOOP_CHARS for value in raw.tensors.values())
+        read = functools.partial(self._input, raw, stream=stream)
+        ctx.input = await asyncio.to_thread(read) if large else read()
 
     def _input(self, raw: RawRequest, *, stream: bool) -> Input:
         if raw.tensors.get("image"):

@@ -1,4 +1,4 @@
-"""Stage 3: a permit or a refusal, at once, and the deadline."""
+"""Stage 3: a permit or a refusal, at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from triton_lifecycle.admission import Admission
 from triton_lifecycle.config import Config
 from triton_lifecycle.context import Context
 from triton_lifecycle.events import Admitted
-from triton_lifecycle.timeouts.deadline import Deadline
 from triton_lifecycle.timeouts.limits import choose
 
 
 class Schedule:
-    """Gives a request its permit and starts its deadline; both are held until the request ends."""
+    """Gives a request its permit, which is held until the request ends."""
 
     def __init__(self, config: Config, admission: Admission) -> None:
         self._timeouts = config.timeout_handling
@@ -20,10 +19,9 @@ class Schedule:
     async def __call__(self, ctx: Context) -> None:
         """Admit the request; raises a subclass of ``Overloaded`` when there is no room."""
         ctx.held.enter_context(self._admission.permit())
-        limits = choose(self._timeouts, ctx.metadata.timeout)
-        ctx.execution.limits = limits.named()
-        ctx.deadline = Deadline(limits, ctx.interrupt)
-        ctx.held.callback(ctx.deadline.close)
+        if ctx.deadline is None:
+            # A plug-in stands in the place of 'receive'.
+            ctx.start_deadline(choose(self._timeouts, ctx.metadata.timeout))
         ctx.publish(
             Admitted,
             at=ctx.mark("admitted"),
