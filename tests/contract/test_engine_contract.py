@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.subjects import BLOCK, MAX_MODEL_LEN, SLOTS, eventually
+from tests.contract.subjects import BLOCK, MAX_MODEL_LEN, SLOTS, Simulated, eventually
 
 from triton_lifecycle.engine import Chunk, Delta, Engine, EngineRequest
 from triton_lifecycle.errors import EngineDied, InvalidInput, PromptTooLong, RequestError
@@ -117,7 +117,7 @@ def test_tokenize(subject: Subject, prompt: str) -> None:
 
 
 def test_tokenizing_a_long_prompt_leaves_the_loop_free(subject: Subject) -> None:
-    """While a prompt of 400 kB is tokenized, others on the loop go on; it is then refused as too long."""
+    """While a long prompt is tokenized, others on the loop go on; it is then refused as too long."""
 
     async def body(engine: Engine) -> None:
         turns = 0
@@ -130,9 +130,22 @@ def test_tokenizing_a_long_prompt_leaves_the_loop_free(subject: Subject) -> None
 
         task = asyncio.create_task(other())
         with pytest.raises(PromptTooLong):
-            await engine.tokenize("a short word and " * 25_000)
+            # Each engine refuses what is hopeless without tokenizing it, or lets go of the loop, at another length.
+            await engine.tokenize("a short word and " * (25_000 if isinstance(subject, Simulated) else 2_000))
         task.cancel()
         assert turns > 1
+
+    subject.run(body)
+
+
+def test_a_hopelessly_long_prompt_costs_nothing(subject: Subject) -> None:
+    """Megabytes for a model of a few hundred tokens are refused as too long within a moment."""
+
+    async def body(engine: Engine) -> None:
+        before = asyncio.get_running_loop().time()
+        with pytest.raises(PromptTooLong):
+            await engine.tokenize("a short word and " * 250_000)
+        assert asyncio.get_running_loop().time() - before < 5
 
     subject.run(body)
 

@@ -162,23 +162,23 @@ def test_choices_expressions_and_grammars_bind_the_text(server: TritonServer, bo
 
 
 def test_a_bad_schema_harms_no_good_one(server: TritonServer):
-    """Four hopeless ones at once, an old form among them: they are refused, and the good ones beside them served."""
+    """Three hopeless ones at once, an old form among them: they are refused, and the good ones beside them served."""
     slow = "|".join(f".{{0,{n}}}x.{{0,{n}}}" for n in range(1, 400))
     tag = {"structures": [{"begin": "<a>", "schema": {"type": "string", "pattern": slow}, "end": "</a>"}]}
-    bad = [{"regex": f"{slow}|y{n}"} for n in range(3)] + [{"structural_tag": json.dumps(tag | {"triggers": ["<a>"]})}]
+    bad = [{"regex": f"{slow}|y{n}"} for n in range(2)] + [{"structural_tag": json.dumps(tag | {"triggers": ["<a>"]})}]
     good = [{"regex": f"[cd]{{{n}}}"} for n in range(3, 5)]
 
     def ask(bound: dict) -> tuple[str, float]:
         began = time.monotonic()
         body = {"text_input": PROMPT, "sampling_parameters": sampling(max_tokens=2, structured_outputs=bound)}
-        answer = post(server, body | {"parameters": {"timeout_ms": 30_000}})
+        answer = post(server, body | {"parameters": {"timeout_ms": 55_000}})
         return answer.json().get("error", "served"), time.monotonic() - began
 
     with ThreadPoolExecutor(8) as threads:
         ended = list(threads.map(ask, bad + good))
-    refused = [said for said, _ in ended[:4] if "structured_outputs: " not in said]
+    refused = [said for said, _ in ended[:3] if "structured_outputs: " not in said]
     assert refused == [], ended
-    assert [said for said, _ in ended[4:]] == ["served"] * 2
+    assert [said for said, _ in ended[3:]] == ["served"] * 2, ended
     body = {"text_input": PROMPT, "sampling_parameters": sampling(structured_outputs={"regex": f"{slow}|z"})}
     began = time.monotonic()
     late = post(server, body | {"parameters": {"timeout_ms": 300}}).json()["error"]

@@ -62,8 +62,8 @@ NORMALIZED: Final = 4
 this much, is refused without being tokenized."""
 
 STOP_GRACE_S: Final = 3.0
-PROVE_TURN: Final = 5
-"""Trials that a request waits for before it is told to come again."""
+PROVE_TURN_S: Final = 60.0
+"""How long a request waits for its turn to be tried, unless its own limit passes before."""
 
 
 class VLLMEngine:
@@ -180,7 +180,7 @@ class VLLMEngine:
     async def prove(self, sampling: Sampling, limit: float) -> None:
         """Compile a schema, expression or grammar on trial (see ``grammar.py``), one at a time, before vLLM sees it."""
         try:
-            async with asyncio.timeout(PROVE_TURN * limit):
+            async with asyncio.timeout(PROVE_TURN_S):
                 await self._proving.acquire()
         except TimeoutError:
             raise Overloaded("structured_outputs: others are being tried; send it again", retry_after=limit) from None
