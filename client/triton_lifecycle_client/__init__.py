@@ -1,6 +1,6 @@
 """The client of a model served by Triton with the lifecycle backend.
 
-Names are imported when first used, so that ``lifecycle --help`` need not wait for gRPC.
+Names are imported when first used, so that ``lifecycle --help`` need not wait for gRPC; the error tree costs nothing.
 """
 
 from __future__ import annotations
@@ -8,32 +8,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from triton_lifecycle.errors import (
-        CallerLeft,
-        Cancelled,
-        DeadlineExceeded,
-        DeadlineUnreachable,
-        Draining,
-        EngineDied,
-        EngineError,
-        EngineRestarting,
-        FirstTokenTimeout,
-        GenerationFailed,
-        InvalidInput,
-        LifecycleError,
-        Overloaded,
-        PromptTooLong,
-        QueueFull,
-        RequestError,
-        StallTimeout,
-        TokenBudget,
-        TotalTimeout,
-        UnknownAdapter,
-        UnknownRequest,
-        Unsupported,
-    )
+from triton_lifecycle.errors import (
+    CallerLeft,
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    Draining,
+    EngineDied,
+    EngineError,
+    EngineRestarting,
+    FirstTokenTimeout,
+    GenerationFailed,
+    InvalidInput,
+    LifecycleError,
+    Overloaded,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    StallTimeout,
+    TokenBudget,
+    TotalTimeout,
+    UnknownAdapter,
+    UnknownRequest,
+    Unsupported,
+)
 
+if TYPE_CHECKING:
     from .client import AsyncClient
     from .errors import ModelNotFound, ProtocolError, ServerUnreachable, WrongPort
     from .retry import NO_RETRY, RetryPolicy
@@ -83,30 +83,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "triton_lifecycle.errors": (
-        "CallerLeft",
-        "Cancelled",
-        "DeadlineExceeded",
-        "DeadlineUnreachable",
-        "Draining",
-        "EngineDied",
-        "EngineError",
-        "EngineRestarting",
-        "FirstTokenTimeout",
-        "GenerationFailed",
-        "InvalidInput",
-        "LifecycleError",
-        "Overloaded",
-        "PromptTooLong",
-        "QueueFull",
-        "RequestError",
-        "StallTimeout",
-        "TokenBudget",
-        "TotalTimeout",
-        "UnknownAdapter",
-        "UnknownRequest",
-        "Unsupported",
-    ),
     ".client": ("AsyncClient",),
     ".errors": ("ModelNotFound", "ProtocolError", "ServerUnreachable", "WrongPort"),
     ".retry": ("NO_RETRY", "RetryPolicy"),

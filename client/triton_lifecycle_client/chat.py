@@ -1,17 +1,13 @@
-"""A conversation in the terminal, written out by the model's own chat template."""
+"""A conversation in the terminal; the backend writes it out by the model's own chat template."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triton_lifecycle.errors import LifecycleError, PromptTooLong
-from triton_lifecycle.launcher import project_root
 
-from .errors import ModelNotFound
-from .server_cli import DEFAULT_MODEL
 from .terminal import UsageFault, err, tell, write
 
 if TYPE_CHECKING:
@@ -26,23 +22,21 @@ _HELP = "Ctrl-C stops an answer · /reset forgets the conversation · /exit or C
 
 
 class Conversation:
-    """The turns so far, and their form as a prompt.
+    """The turns so far.
 
     Args:
-        template: turns messages into a prompt that the model continues as the assistant.
         system: what the model is told before all else.
 
     """
 
-    def __init__(self, template: Callable[[list[Message]], str], system: str | None = None) -> None:
-        self._template = template
+    def __init__(self, system: str | None = None) -> None:
         self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
         self._turns: list[Message] = []
 
-    def ask(self, text: str) -> str:
-        """Add a turn of the user and return the prompt for the answer."""
+    def ask(self, text: str) -> list[Message]:
+        """Add a turn of the user and return all that the answer follows."""
         self._turns.append({"role": "user", "content": text})
-        return self._template(self._opening + self._turns)
+        return self._opening + self._turns
 
     def answered(self, text: str) -> None:
         """Add the assistant's turn; without any text, take the question back."""
@@ -57,60 +51,6 @@ class Conversation:
 
     def __len__(self) -> int:
         return len(self._turns)
-
-
-def template_folder(given: str | None, client: Client) -> Path:
-    """Return the folder to take the template from: as given, or the model's own in the project's repository.
-
-    Raises:
-        ModelNotFound: there is none because the server has no such model.
-        UsageFault: there is none although it has.
-
-    """
-    if given:
-        if not _has_tokenizer(Path(given)):
-            raise UsageFault(f"no tokenizer in {given}: --tokenizer wants a folder with a tokenizer_config.json")
-        return Path(given)
-    folder = project_root() / "model_repository" / client.model / "1" / "weights"
-    if not _has_tokenizer(folder):
-        names = client.models()
-        if client.model not in names:
-            ready = ", ".join(names) or "none"
-            raise ModelNotFound(f"{client.endpoint} has no model {client.model!r} ready; it has: {ready}")
-        if client.model == DEFAULT_MODEL:
-            raise UsageFault(f"no tokenizer in {folder}; run `lifecycle prepare`, or name a folder with --tokenizer")
-        raise UsageFault(
-            f"model {client.model!r} has no tokenizer in {folder}; name a folder that has its tokenizer with "
-            "--tokenizer, or use `lifecycle generate`"
-        )
-    return folder
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer_config.json").is_file()
-
-
-def load_template(folder: Path) -> Callable[[list[Message]], str]:
-    """Return the chat template of a model folder as a function.
-
-    Raises:
-        UsageFault: the tokenizer does not load or has no template, or transformers is not installed.
-
-    """
-    try:
-        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds that only chat needs
-    except ImportError as error:
-        raise UsageFault(
-            f"chat writes its prompts with the package transformers, which does not import ({error}); install it, "
-            "or use `lifecycle generate`"
-        ) from None
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UsageFault(f"the tokenizer in {folder} does not load: {str(error).splitlines()[0]}") from None
-    if not tokenizer.chat_template:
-        raise UsageFault(f"the tokenizer in {folder} has no chat template; use `lifecycle generate` for this model")
-    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def run(
@@ -182,7 +122,11 @@ def _take(line: str, client: Client, conversation: Conversation, options: Option
 
 def _answer(line: str, client: Client, conversation: Conversation, options: Options) -> None:
     """Show one answer as it comes; however it ends, the conversation keeps as much of it as there was."""
-    with client.stream(conversation.ask(line), **options) as stream:
+    asked: Options = {
+        **options,
+        "sampling": {**options.get("sampling", {}), "messages": conversation.ask(line)},
+    }
+    with client.stream("", **asked) as stream:
         try:
             for chunk in stream:
                 write(chunk.text)

@@ -131,13 +131,6 @@ def generate(
 def chat(
     *,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with the model's tokenizer and chat template. Default: `model_repository/MODEL/1/weights`.",
-            show_default=False,
-        ),
-    ] = None,
     url: Url = None,
     grpc: Grpc = None,
     model: Model = "smollm2",
@@ -161,8 +154,7 @@ def chat(
             "timeout": timeout,
         }
         with connect(url, model, grpc=grpc) as client:
-            template = talk.load_template(talk.template_folder(tokenizer, client))
-            talk.run(client, talk.Conversation(template, system), options)
+            talk.run(client, talk.Conversation(system), options)
 
 
 @app.command(epilog="**Example**\n\n`lifecycle status 7d5c… --json`\n\n" + ASK_CODES)

@@ -159,7 +159,7 @@ def test_a_prompt_from_standard_input(run: Callable[..., Result], fakes: FrontEn
     (["generate", "hi", "--timeout", "0"], None, "--timeout"),
     (["generate", "hi", "--bogus"], None, "No such option"),
     (["generate"], None, "Missing argument"),
-    (["chat", "--tokenizer", "/nowhere"], None, "no tokenizer in /nowhere"),
+    (["chat", "--bogus"], None, "No such option"),
 ])  # fmt: skip
 def test_wrong_usage(run: Callable[..., Result], fakes: FrontEnds, arguments: list[str], stdin: bytes, said: str):
     """Exit code 2, a message that says what is wanted, and nothing is sent."""
@@ -208,7 +208,7 @@ def test_no_server_and_the_wrong_port(run: Callable[..., Result], fakes: FrontEn
 
 
 def test_an_unknown_model(fakes: FrontEnds):
-    """The caller's fault, naming those there are; chat too says so, not that it misses a tokenizer."""
+    """The caller's fault, naming those there are, in every command."""
     for arguments in (["generate", "hi"], ["chat"], ["status", "r"], ["cancel", "r"]):
         result = CliRunner().invoke(app, [*arguments, "-m", "nobody", "--url", fakes.grpc], input="hi\n")
         assert result.exit_code == 2
@@ -232,31 +232,16 @@ def test_every_error_has_its_exit_code(
 
 
 @pytest.mark.parametrize("stdin", [b"hi\n", b"fine\nhi\nnever\n", b"/what\nnever\n", b"\xff\n"])
-def test_a_piped_chat_ends_with_its_first_failure(
-    run: Callable[..., Result], fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stdin: bytes
-):
+def test_a_piped_chat_ends_with_its_first_failure(run: Callable[..., Result], fakes: FrontEnds, stdin: bytes):
     """A script sees by the exit code that an answer is missing, and later questions are not asked."""
-    (tmp_path / "tokenizer_config.json").touch()
-    monkeypatch.setattr(chat, "load_template", lambda _: plain)
-    fakes.model = lambda ask: iter([Fail("invalid_input: x")]) if ask.prompt.endswith("u:hi") else answer(ask)
-    result = run("chat", "--tokenizer", str(tmp_path), stdin=stdin)
+    fakes.model = lambda ask: iter([Fail("invalid_input: x")]) if told(ask).endswith("u:hi") else answer(ask)
+    result = run("chat", stdin=stdin)
     assert result.exit_code == 2
     assert result.stderr.startswith("invalid_input: ")
-    assert not any("never" in ask.prompt for ask in fakes.asked)
-    fine = run("chat", "--tokenizer", str(tmp_path), stdin=b"one\ntwo\n")
+    assert not any("never" in told(ask) for ask in fakes.asked)
+    fine = run("chat", stdin=b"one\ntwo\n")
     assert (fine.exit_code, fine.stdout) == (0, "Paris 😀\nParis 😀\n")
-    assert run("chat", "--tokenizer", str(tmp_path), stdin=b"one\n", url="127.0.0.1:1").exit_code == 3
-
-
-def test_chat_advises_what_helps(fakes: FrontEnds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """`prepare` is advised for the built-in model alone: it makes no other model's tokenizer."""
-    monkeypatch.setattr(chat, "project_root", lambda: tmp_path)
-    other = CliRunner().invoke(app, ["chat", "-m", MODEL, "--url", fakes.grpc])
-    assert other.exit_code == 2
-    assert "--tokenizer" in other.stderr
-    assert "prepare" not in other.stderr
-    monkeypatch.setattr(Client, "models", lambda _: ["smollm2"])
-    assert "lifecycle prepare" in CliRunner().invoke(app, ["chat", "--url", fakes.grpc]).stderr
+    assert run("chat", stdin=b"one\n", url="127.0.0.1:1").exit_code == 3
 
 
 def test_status_and_cancel(run: Callable[..., Result]):
@@ -419,17 +404,18 @@ class Lines:
         raise line
 
 
-def plain(messages: list[dict[str, str]]) -> str:
-    """Write a conversation in one line."""
-    return " | ".join(f"{m['role'][0]}:{m['content']}" for m in messages)
+def told(ask: Ask) -> str:
+    """Write the conversation of a request in one line."""
+    messages = json.loads(ask.inputs["sampling_parameters"])["messages"]
+    return " | ".join(f"{turn['role'][0]}:{turn['content']}" for turn in messages)
 
 
 def test_chat_remembers_and_forgets(fakes: FrontEnds, capsys: pytest.CaptureFixture[str]):
-    """Each prompt holds the turns before it; /reset begins anew; neither Ctrl-C nor an unknown command leaves."""
+    """Each request holds the turns before it; /reset begins anew; neither Ctrl-C nor an unknown command leaves."""
     with Client(fakes.grpc, model=MODEL) as client:
         user = Lines("one", KeyboardInterrupt, "two", "/reset", "", "/what", "three", "/exit", "never")
-        chat.run(client, chat.Conversation(plain, "be brief"), {}, read=user, interactive=True)
-    assert [ask.prompt for ask in fakes.asked] == [
+        chat.run(client, chat.Conversation("be brief"), {}, read=user, interactive=True)
+    assert [told(ask) for ask in fakes.asked] == [
         "s:be brief | u:one",
         "s:be brief | u:one | a:Paris 😀 | u:two",
         "s:be brief | u:three",
@@ -444,8 +430,8 @@ def test_chat_goes_on_after_a_failure(fakes: FrontEnds, capsys: pytest.CaptureFi
     refuse = iter([PromptTooLong("the prompt has 9 tokens, the model takes 8").wire()])
     fakes.model = lambda ask: iter([Fail(text)]) if (text := next(refuse, None)) else answer(ask)
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
-    assert fakes.asked[1].prompt == "u:two"
+        chat.run(client, chat.Conversation(), {}, read=Lines("one", "two"), interactive=True)
+    assert told(fakes.asked[1]) == "u:two"
     assert "/reset" in capsys.readouterr().err
 
 
@@ -453,7 +439,7 @@ def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
     """The answer is cancelled on the server, what had come is kept, and the chat goes on."""
 
     def interrupting(ask: Ask) -> Iterator[Say | Fail]:
-        if "a:" in ask.prompt:
+        if "a:" in told(ask):
             yield from answer(ask)
             return
         yield Say("half")
@@ -462,9 +448,9 @@ def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
 
     fakes.model = interrupting
     with Client(fakes.grpc, model=MODEL) as client:
-        chat.run(client, chat.Conversation(plain), {}, read=Lines("one", "two"), interactive=True)
+        chat.run(client, chat.Conversation(), {}, read=Lines("one", "two"), interactive=True)
     assert fakes.asked[0].left.wait(2)
-    assert fakes.asked[1].prompt in {"u:one | a:half | u:two", "u:two"}
+    assert told(fakes.asked[1]) in {"u:one | a:half | u:two", "u:two"}
 
 
 def test_ports_that_are_given_are_kept_and_others_are_free():
