@@ -63,7 +63,7 @@ this much, is refused without being tokenized."""
 
 STOP_GRACE_S: Final = 3.0
 PROVE_TURN_S: Final = 60.0
-"""How long a request waits for its turn to be tried, unless its own limit passes before."""
+"""How long a request waits for its trial, its turn included, unless its own limit passes before."""
 
 
 class VLLMEngine:
@@ -89,7 +89,6 @@ class VLLMEngine:
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
         self._prover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-trial")
-        self._proving = asyncio.Lock()
         self._trial = GrammarTrial(python_program(), self._tokenizer_info)
         self._limits: Limits | None = None
         self._inline_tokenizer: Any = None
@@ -179,20 +178,12 @@ class VLLMEngine:
 
     async def prove(self, sampling: Sampling, limit: float) -> None:
         """Compile a schema, expression or grammar on trial (see ``grammar.py``), one at a time, before vLLM sees it."""
+        work = asyncio.get_running_loop().run_in_executor(self._prover, self._prove, sampling.native, limit)
         try:
             async with asyncio.timeout(PROVE_TURN_S):
-                await self._proving.acquire()
+                await work
         except TimeoutError:
             raise Overloaded("structured_outputs: others are being tried; send it again", retry_after=limit) from None
-        work = asyncio.get_running_loop().run_in_executor(self._prover, self._prove, sampling.native, limit)
-        # Whoever leaves meanwhile does not end the work: the next one's turn comes when it is done.
-        work.add_done_callback(self._proved)
-        await asyncio.shield(work)
-
-    def _proved(self, work: asyncio.Future[None]) -> None:
-        self._proving.release()
-        if not work.cancelled():
-            work.exception()
 
     def _prove(self, native: Any, limit: float) -> None:  # noqa: ANN401
         found = _specification(native.structured_outputs)
@@ -269,7 +260,7 @@ class VLLMEngine:
             request.sampling.native,
             request.id,
             lora_request=request.sampling.lora,
-            priority=request.priority if self._by_priority else 0,
+            priority=self._priority(request.priority),
         )
         async with self._translated(llm, request.id), aclosing(outputs):
             async for output in outputs:
@@ -284,13 +275,18 @@ class VLLMEngine:
             raise EngineDied("the engine is not running")
         self._check_ids(request.token_ids)
         params = PoolingParams(dimensions=request.dimensions, task="embed")
-        outputs = llm.encode(_tokens_prompt(request.token_ids), params, request.id)
+        outputs = llm.encode(
+            _tokens_prompt(request.token_ids), params, request.id, priority=self._priority(request.priority)
+        )
         async with self._translated(llm, request.id, "embedding_request"), aclosing(outputs):
             async for output in outputs:
                 if output.finished:
                     vector: list[float] = output.outputs.data.float().tolist()
                     return vector
         raise GenerationFailed("vLLM gave no vector for this request")
+
+    def _priority(self, asked: int) -> int:
+        return asked if self._by_priority else 0
 
     def _check_ids(self, ids: list[int]) -> None:
         limits = self.limits
