@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from triton_lifecycle.errors import InvalidInput
+from triton_lifecycle.sampling import as_type
 
 MAX_MESSAGES: Final = 10_000
 
@@ -65,12 +66,12 @@ def conversation(messages: Any, tools: Any) -> Conversation:  # noqa: ANN401 - a
         InvalidInput: the message names the place, what was expected there and what was found.
 
     """
-    turns = _checked("messages", _parsed("messages", messages), list[Message])
+    turns = as_type("messages", _parsed("messages", messages), list[Message])
     if not turns:
         raise InvalidInput("messages: the list is empty; at least one message is needed")
     if len(turns) > MAX_MESSAGES:
         raise InvalidInput(f"messages: at most {MAX_MESSAGES} are taken, found {len(turns)}")
-    described = None if tools is None else _checked("tools", _parsed("tools", tools), list[dict[str, Any]])
+    described = None if tools is None else as_type("tools", _parsed("tools", tools), list[dict[str, Any]])
     return Conversation([_plain(turn) for turn in turns], described or None)
 
 
@@ -81,14 +82,6 @@ def _parsed(field: str, value: Any) -> Any:  # noqa: ANN401
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(f"{field}: not valid JSON: {error}") from None
-
-
-def _checked(field: str, value: Any, kind: Any) -> Any:  # noqa: ANN401
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).replace("`", "'").partition(" - at '$")
-        raise InvalidInput(f"{field}{place.rstrip(chr(39))}: {reason[:1].lower()}{reason[1:]}") from None
 
 
 def _plain(turn: Message) -> dict[str, Any]:

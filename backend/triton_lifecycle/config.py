@@ -127,12 +127,11 @@ class RequestLimits(Section):
     max_prompt_bytes: Count = 4 * 2**20
     """Of the prompt, or of all messages and tools together, in UTF-8."""
     max_parameters_bytes: Count = 2**20
-    """Of ``sampling_parameters``, or of the request's parameters: JSON schemas and grammars travel there."""
+    """Of ``sampling_parameters``, or of a text among the request's parameters: schemas and grammars travel there."""
     max_sequences: Count = 128
     """``n``."""
     max_list_items: Count = 1024
     """``stop``, ``stop_token_ids``, ``bad_words``, ``logit_bias`` and the like."""
-    max_images: Count = 16
     structured_output_timeout: Seconds = 2.0
     """How long a schema, expression or grammar may take to compile on trial; vLLM itself gives up after 5 s."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from triton_lifecycle.errors import InvalidInput
-from triton_lifecycle.sampling import parse_object
+from triton_lifecycle.sampling import as_type, parse_object
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -35,11 +35,7 @@ def parse(text: str) -> Embedding:
 
     """
     document = parse_object("embedding_request", text)
-    try:
-        wire = msgspec.convert(document, _Wire, strict=False)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).replace("`", "'").partition(" - at '$")
-        raise InvalidInput(f"embedding_request{place.rstrip(chr(39))}: {reason[:1].lower()}{reason[1:]}") from None
+    wire: _Wire = as_type("embedding_request", document, _Wire, strict=False)
     if not wire.input:
         raise InvalidInput("embedding_request.input: empty; at least one token is needed")
     if isinstance(wire.input, str) and "\0" in wire.input:

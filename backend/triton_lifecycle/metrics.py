@@ -114,6 +114,8 @@ class OfficialMetrics:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         self._thread.join(timeout=5)
+        if self.dropped:
+            log.warning("%d requests are missing from Triton's metrics: its page was too slow for them", self.dropped)
         self._metrics.clear()
         self._families.clear()
 

@@ -36,6 +36,20 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
     return value
 
 
+def as_type(field: str, value: Any, kind: Any, *, strict: bool = True) -> Any:  # noqa: ANN401
+    """Give plain values a declared type.
+
+    Raises:
+        InvalidInput: the message names the place, what was expected there and what was found.
+
+    """
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).replace("`", "'").partition(" - at '$")
+        raise InvalidInput(f"{field}{place.rstrip(chr(39))}: {reason[:1].lower()}{reason[1:]}") from None
+
+
 def check_plain(field: str, value: Any) -> None:  # noqa: ANN401
     """Refuse what JSON can write but nothing behind it can carry: neither Triton's messages nor vLLM's.
 

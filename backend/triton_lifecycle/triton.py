@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 MAX_ID: Final = 256
 """Characters of a caller's id: it is kept for a while after the request's end."""
 
+MAX_PARAMETERS: Final = 16 * 2**20
+"""Characters of a request's parameters as JSON, before anything in them is looked at."""
+
 _NUMPY_TYPES: dict[str, Any] = {
     "TYPE_STRING": np.object_,
     "TYPE_BOOL": np.bool_,
@@ -128,7 +131,10 @@ class Call:
             return not self._final and bool(self._request.is_cancelled())
 
     def _parameters(self) -> dict[str, Any]:
-        parameters = parse_object("parameters", self._parameters_text() or "{}")
+        text = self._parameters_text() or "{}"
+        if len(text) > MAX_PARAMETERS:
+            raise InvalidInput(f"parameters: at most {MAX_PARAMETERS} characters in all, found {len(text)}")
+        parameters = parse_object("parameters", text)
         # Over gRPC Triton takes the timeout out of the parameters and keeps it in the request itself.
         if timeout := self._request.timeout():
             parameters.setdefault("timeout", timeout)

@@ -56,7 +56,7 @@ class ScriptedEngine:
         return "|".join(turn["content"] for turn in messages)
 
     async def embed(self, request: EmbeddingRequest) -> list[float]:
-        raise NotImplementedError
+        raise AssertionError("the scripted engine does not embed")
 
     async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
         self._prompt = prompt

@@ -62,9 +62,9 @@ class Execute:
         vector = await self._engine.embed(
             EmbeddingRequest(ctx.attempt_id, ids, asked.dimensions, ctx.metadata.priority)
         )
-        delta = Delta(0, msgspec.json.encode(vector).decode(), (), "stop")
-        ctx.absorb(Chunk((delta,), finished=True))
-        await deliver(Chunk((delta,), finished=True))
+        chunk = Chunk((Delta(0, msgspec.json.encode(vector).decode(), (), "stop"),), finished=True)
+        ctx.absorb(chunk)
+        await deliver(chunk)
 
     @staticmethod
     def _account(ctx: Context, chunk: Chunk) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 from typing import Any, Final
 
@@ -105,6 +104,8 @@ class Receive:
         text = raw.tensors.get("sampling_parameters")
         if text is None:
             parameters = {k: v for k, v in raw.parameters.items() if k not in OURS and not _is_transport(k)}
+            for name in parameters.keys() - {"messages", "tools"}:
+                _measure(name, parameters[name], most)
         else:
             _measure("sampling_parameters", text, most)
             parameters = parse_object("sampling_parameters", text)
@@ -144,10 +145,10 @@ def _take(raw: RawRequest, parameters: dict[str, Any], name: str) -> Any:  # noq
     return given[0] if given else None
 
 
-def _measure(name: str, value: Any, most: int) -> None:  # noqa: ANN401
-    if value is None:
+def _measure(name: str, text: Any, most: int) -> None:  # noqa: ANN401
+    """Refuse a text of too many bytes; values that are no text were measured with the text they came in."""
+    if not isinstance(text, str):
         return
-    text = value if isinstance(value, str) else json.dumps(value)
     # A character is one byte at least and four at most: only what may be too long is counted in full.
     if len(text) > most or (len(text) * 4 > most and len(text.encode()) > most):
         raise InvalidInput(f"{name}: at most {most} bytes are taken, found {len(text.encode())}")
