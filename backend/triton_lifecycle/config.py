@@ -8,15 +8,20 @@ Sections and keys of the promised file are kept as they are; those that this pro
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from triton_lifecycle.errors import ConfigError
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
+Items = Annotated[tuple[T, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+"""A YAML list, kept as a tuple."""
+Layer = Literal["metadata", "input", "execution", "kv_cache", "output"]
+Keep = Literal["no", "hash", "text"]
 
 STAGES = ("receive", "preprocess", "schedule", "execute", "postprocess", "respond")
 """The built-in stages in the order in which a request meets them."""
@@ -28,6 +33,28 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Handler(Section):
+    """Added: a plug-in that is told of events."""
+
+    use: str
+    """``module:attribute``, or the name of an entry point in the group ``triton_lifecycle.handlers``."""
+    events: Items[str] | None = None
+    """Names of event types; all of them when absent."""
+
+
+class Recorder(Section):
+    """Added: events as lines of JSON in files of bounded size and number."""
+
+    path: str
+    """The file that is being written; older ones stand beside it with a number before the suffix."""
+    max_bytes: Count = 64 * 2**20
+    max_files: Count = 16
+    compress: bool = True
+    """Whether files that are full are compressed (gzip)."""
+    tokens: bool = False
+    """Whether to record each step's tokens and deadline moves too: many lines."""
+
+
 class EventDriven(Section):
     """The event bus."""
 
@@ -35,6 +62,10 @@ class EventDriven(Section):
     event_queue_size: Count = 10_000
     event_processing_timeout: Seconds = 10.0
     max_event_handlers: Count = 100
+    handlers: Items[Handler] = ()
+    """Added."""
+    recorder: Recorder | None = None
+    """Added."""
 
 
 class ContextManagement(Section):
@@ -42,10 +73,21 @@ class ContextManagement(Section):
 
     enabled: bool = True
     max_contexts: Count = 10_000
+    """Live requests at once; beyond that admission refuses."""
     context_cleanup_interval: Seconds = 60.0
     expired_context_timeout: Seconds = 3600.0
+    """How long a finished request is known, unless ``layer_timeouts`` says otherwise for a layer."""
     enable_layered_storage: bool = True
+    """Whether layers are stored one by one in the backend; else only summaries are kept, in memory."""
     storage_backend: Literal["memory", "redis", "etcd"] = "memory"
+    max_finished: Count = 10_000
+    """Added: finished requests that are kept in this process."""
+    layer_timeouts: dict[Layer, Seconds] = {}
+    """Added: seconds by layer."""
+    keep_prompts: Keep = "no"
+    """Added: whether the stored input layer holds the prompt, only its hash, or neither."""
+    keep_outputs: Keep = "no"
+    """Added: the same for the text of the output layer."""
 
 
 class TimeoutHandling(Section):
@@ -112,7 +154,18 @@ class Distributed(Section):
     num_nodes: Count = 1
     event_bus_backend: Literal["local", "redis", "kafka"] = "local"
     context_sync_interval: Seconds = 1.0
+    """How often the state of live requests is written to the store, for other replicas to see."""
     load_balancing_strategy: Literal["round_robin", "least_request", "random", "ring_hash"] = "round_robin"
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Added: for ``storage_backend`` and ``event_bus_backend``."""
+    etcd_url: str = "http://127.0.0.1:2379"
+    """Added."""
+    kafka_servers: str = "127.0.0.1:9092"
+    """Added: host:port, several with commas."""
+    namespace: str = "lifecycle"
+    """Added: the prefix of every key, stream and topic, shared by the replicas that belong together."""
+    events_max_length: Count = 1_000_000
+    """Added: events kept in the Redis stream, about."""
 
 
 class Admission(Section):
@@ -152,14 +205,7 @@ class Shutdown(Section):
 class Pipeline(Section):
     """Added: the stages a request passes, by name or ``module:attribute``."""
 
-    stages: tuple[str, ...] = STAGES
-
-    @model_validator(mode="before")
-    @classmethod
-    def _list_is_fine(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the YAML held
-        if isinstance(value, dict) and isinstance(value.get("stages"), list):
-            return {**value, "stages": tuple(value["stages"])}
-        return value
+    stages: Items[str] = STAGES
 
     @model_validator(mode="after")
     def _complete(self) -> Pipeline:

@@ -40,6 +40,23 @@ class StageDone(Event, frozen=True, tag=True, gc=False):
     seconds: float
 
 
+class Prepared(Event, frozen=True, tag=True, gc=False):
+    """The request is understood: what it asks for, without its words."""
+
+    kind: str
+    """``prompt``, ``messages`` or ``embedding``."""
+    prompt_bytes: int
+    """Of the prompt in UTF-8, as the engine will read it; 0 for an embedding of token ids."""
+    stream: bool
+    priority: int
+    tenant: str
+    timeout: float | None
+    """Seconds the caller allows; ``None`` when it set no bound."""
+    sequences: int
+    max_tokens: int | None
+    """Per sequence; ``None`` means up to the model's length."""
+
+
 class Admitted(Event, frozen=True, tag=True, gc=False):
     """Admission gave the request its permit and its deadline."""
 
@@ -134,6 +151,7 @@ ENDINGS: dict[type[Event], str] = {
 TYPES: tuple[type[Event], ...] = (
     Received,
     StageDone,
+    Prepared,
     Admitted,
     Scheduled,
     FirstToken,
@@ -147,6 +165,7 @@ TYPES: tuple[type[Event], ...] = (
 _AnyEvent = (
     Received
     | StageDone
+    | Prepared
     | Admitted
     | Scheduled
     | FirstToken

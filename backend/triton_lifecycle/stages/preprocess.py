@@ -6,8 +6,9 @@ from triton_lifecycle.chat import Conversation
 from triton_lifecycle.config import RequestLimits
 from triton_lifecycle.context import Context
 from triton_lifecycle.embedding import Embedding
-from triton_lifecycle.engine import Engine
+from triton_lifecycle.engine import Engine, Sampling
 from triton_lifecycle.errors import InvalidInput, Unsupported
+from triton_lifecycle.events import Prepared
 from triton_lifecycle.sampling import type_values
 
 
@@ -31,6 +32,7 @@ class Preprocess:
         source = ctx.input.source
         if isinstance(source, Embedding):
             self._must_do("embed", "embedding_request")
+            self._tell(ctx, "embedding", source.source if isinstance(source.source, str) else "")
             return
         self._must_do("generate", "text_input")
         sampling = self._engine.sampling(type_values(ctx.input.parameters, self._engine.sampling_fields))
@@ -43,6 +45,23 @@ class Preprocess:
         ctx.execution.sampling = sampling
         ctx.execution.prompt = (
             await self._engine.render(source.messages, source.tools) if isinstance(source, Conversation) else source
+        )
+        self._tell(ctx, "messages" if isinstance(source, Conversation) else "prompt", ctx.execution.prompt, sampling)
+
+    @staticmethod
+    def _tell(ctx: Context, kind: str, prompt: str, sampling: Sampling | None = None) -> None:
+        if not ctx.wants(Prepared):
+            return
+        ctx.publish(
+            Prepared,
+            kind=kind,
+            prompt_bytes=len(prompt.encode()),
+            stream=ctx.metadata.stream,
+            priority=ctx.metadata.priority,
+            tenant=ctx.metadata.tenant,
+            timeout=ctx.metadata.timeout,
+            sequences=1 if sampling is None else sampling.n,
+            max_tokens=None if sampling is None else sampling.max_tokens,
         )
 
     def _must_do(self, task: str, field: str) -> None:
