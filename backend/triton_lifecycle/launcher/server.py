@@ -216,6 +216,8 @@ class TritonServer:
                     told_at = elapsed
                     on_progress(f"{elapsed:3.0f} s  {'' if new else 'still '}{told[-1]}")
             time.sleep(POLL_S)
+        if not told:
+            on_progress(f"{time.monotonic() - begin:3.0f} s  ready")
         if self._footprint is not None:
             self._footprint.observe()
         return self
