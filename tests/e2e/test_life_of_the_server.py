@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -120,3 +121,41 @@ def test_a_wrong_model_json_is_named(start_server: StartServer, repository):
     (folder / "1" / "model.json").write_text('{"model": "m", "max_model_length": 5}')
     with pytest.raises(Exception, match=r"max_model_length.*max_model_len"):
         start_server("broken")
+
+
+def test_reloads_with_metrics_on(start_server: StartServer, repository):
+    """Answers and reloads in turn: no crash, and the page goes on counting where the instance before had stopped."""
+    folder = repository / "metered"
+    shutil.copytree(repository / "simulated", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "config.pbtxt").open("a") as settings:
+        settings.write('parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }\n')
+    server = start_server("metered")
+    instances = {_processes(server)[0].pid}
+    for number in range(1, 6):
+        _two_tokens(server)
+        # Triton loads a model again only when its files have changed.
+        with (folder / "1" / "model.json").open("a") as settings:
+            settings.write("\n")
+        loaded = httpx.post(f"http://{server.http_url}/v2/repository/models/metered/load", json={}, timeout=60)
+        assert loaded.status_code == 200, loaded.text
+        _two_tokens(server)
+        deadline = time.monotonic() + 5
+        while (counted := _tokens_on_the_page(server)) != 4 * number:
+            assert time.monotonic() < deadline, (number, counted)
+            time.sleep(0.05)
+        instances |= {child.pid for child in psutil.Process(server.pid).children() if "stub" in child.cmdline()[0]}
+    assert len(instances) >= 6, "each load made an instance"
+    assert server.running
+    assert server.stop() == 0, server.log()[-4000:]
+    assert server.leftovers == []
+
+
+def _two_tokens(server: TritonServer) -> None:
+    with Client(server.grpc_url, model="metered") as client:
+        assert client.generate("tell me", max_tokens=2, ignore_eos=True).output_tokens == 2
+
+
+def _tokens_on_the_page(server: TritonServer) -> float:
+    page = httpx.get(server.metrics_url, timeout=10).text
+    [value] = re.findall(r'^vllm:generation_tokens_total{model="metered",version="1"} (\S+)$', page, re.MULTILINE)
+    return float(value)
