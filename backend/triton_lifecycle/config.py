@@ -233,7 +233,14 @@ class Config(Section):
 
     def not_yet(self) -> list[str]:
         """Return the settings of this value that the present release reads but does not act on."""
+        contexts, new = self.context_management, ContextManagement()
         asked = {
+            "event_driven.handlers": bool(self.event_driven.handlers),
+            "event_driven.recorder": self.event_driven.recorder is not None,
+            **{
+                f"context_management.{name}": getattr(contexts, name) != getattr(new, name)
+                for name in ("enable_layered_storage", "max_finished", "layer_timeouts", "keep_prompts", "keep_outputs")
+            },
             "context_management.storage_backend": self.context_management.storage_backend != "memory",
             "timeout_handling.enable_intelligent_timeout": self.timeout_handling.enabled
             and self.timeout_handling.enable_intelligent_timeout,

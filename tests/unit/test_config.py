@@ -63,6 +63,26 @@ def test_settings_without_effect_are_named():
     assert "distributed.enabled" not in config.Config().not_yet()
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("event_driven", "handlers", "[{use: 'a:b'}]"),
+        ("event_driven", "recorder", "{path: events.jsonl}"),
+        ("context_management", "enable_layered_storage", "false"),
+        ("context_management", "max_finished", "5"),
+        ("context_management", "layer_timeouts", "{output: 5.0}"),
+        ("context_management", "keep_prompts", "text"),
+        ("context_management", "keep_outputs", "hash"),
+    ],
+)
+def test_a_key_without_effect_is_named_only_where_it_is_set(section, key, value, tmp_path):
+    """Whoever sets one reads at start that nothing comes of it; whoever does not is not bothered."""
+    path = tmp_path / "request_lifecycle.yaml"
+    path.write_text(f"request_lifecycle:\n  {section}:\n    {key}: {value}\n")
+    assert f"{section}.{key}" in config.load(path).not_yet()
+    assert f"{section}.{key}" not in config.Config().not_yet()
+
+
 @pytest.mark.parametrize("stages", [("receive", "respond"), ("receive", "execute", "execute", "respond")])
 def test_a_pipeline_needs_its_fixed_stages(stages):
     """A list of built-in stages must hold receive, execute and respond once each."""
