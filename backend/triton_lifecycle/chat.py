@@ -23,6 +23,23 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     text: str
 
 
+class ImageURL(msgspec.Struct, frozen=True):
+    """Where an image is: only data URLs are taken, since nothing is fetched."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+    """An image within a message's content."""
+
+    image_url: ImageURL
+
+
+class ImagePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image"):
+    """The place of an image that comes in the input ``image``."""
+
+
 class Function(msgspec.Struct, frozen=True):
     """What a tool call calls; ``arguments`` is JSON text or already an object."""
 
@@ -42,7 +59,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """One turn."""
 
     role: Role
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | ImagePart | ImagePlace] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -53,6 +70,10 @@ class Conversation(msgspec.Struct, frozen=True):
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    images: tuple[str, ...] = ()
+    """The data URLs in the messages, in the order in which they stand there."""
+    places: int = 0
+    """How many images of the input ``image`` the messages have a place for."""
 
 
 def conversation(messages: Any, tools: Any) -> Conversation:  # noqa: ANN401 - as the caller wrote them
@@ -72,7 +93,12 @@ def conversation(messages: Any, tools: Any) -> Conversation:  # noqa: ANN401 - a
     if len(turns) > MAX_MESSAGES:
         raise InvalidInput(f"messages: at most {MAX_MESSAGES} are taken, found {len(turns)}")
     described = None if tools is None else as_type("tools", _parsed("tools", tools), list[dict[str, Any]])
-    return Conversation([_plain(turn) for turn in turns], described or None)
+    parts = [part for turn in turns if isinstance(turn.content, list) for part in turn.content]
+    inside = tuple(part.image_url.url for part in parts if isinstance(part, ImagePart))
+    places = sum(isinstance(part, ImagePlace) for part in parts)
+    if inside and places:
+        raise InvalidInput("messages: either image_url parts, or image parts and the input 'image'; not both")
+    return Conversation([_plain(turn) for turn in turns], described or None, inside, places)
 
 
 def _parsed(field: str, value: Any) -> Any:  # noqa: ANN401
@@ -87,7 +113,14 @@ def _parsed(field: str, value: Any) -> Any:  # noqa: ANN401
 def _plain(turn: Message) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(turn)
     if isinstance(turn.content, list):
-        plain["content"] = "".join(part.text for part in turn.content)
+        texts = [part.text for part in turn.content if isinstance(part, TextPart)]
+        if len(texts) == len(turn.content):
+            plain["content"] = "".join(texts)
+        else:
+            plain["content"] = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                for part in turn.content
+            ]
     # Templates test for the key, and some for its value.
     plain.setdefault("content", "" if turn.content is None else turn.content)
     return plain

@@ -1,32 +1,43 @@
 """One record per request: its id and five layers, held by one owner.
 
 The coroutine that opened a :class:`Context` (``pipeline.py``) alone changes it and closes it. Anybody else who wants
-something of the request calls :meth:`Context.interrupt`; the owner acts. :class:`Contexts` holds the live ones and,
-bounded by number and age, the summaries of those that ended.
+something of the request calls :meth:`Context.interrupt`; the owner acts. :class:`Contexts` holds the live ones, bounded
+by number, and hands what is to be kept of the ended ones to a store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 import time
-import uuid
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from triton_lifecycle.admission import Permit
+from triton_lifecycle.admission.pace import Pace
 from triton_lifecycle.bus import Publisher
 from triton_lifecycle.chat import Conversation
 from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.engine import Chunk, Sampling
-from triton_lifecycle.errors import LifecycleError, UnknownRequest
-from triton_lifecycle.events import ENDINGS, Event, Received, StageDone
+from triton_lifecycle.errors import LifecycleError, QueueFull, UnknownRequest
+from triton_lifecycle.events import ENDINGS, Event, Received, Slow, StageDone
+from triton_lifecycle.store.memory import MemoryStore
+from triton_lifecycle.store.records import SUMMARY, Records, Summary, read_summary
 from triton_lifecycle.timeouts.deadline import Deadline
 from triton_lifecycle.timeouts.limits import Limits
+from triton_lifecycle.tracing.w3c import TraceContext
 
 Clock = Callable[[], float]
+LONG_KEY = 1024
+"""Bytes."""
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Wants(msgspec.Struct, frozen=True):
@@ -37,6 +48,7 @@ class Wants(msgspec.Struct, frozen=True):
     logprobs: bool = False
     num_input_tokens: bool = False
     num_output_tokens: bool = False
+    token_ids: bool = False
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -49,18 +61,25 @@ class Metadata(msgspec.Struct, frozen=True):
     """Seconds the caller allows for the whole request; ``None`` when it set no bound."""
     tenant: str = ""
     traceparent: str = ""
+    tracestate: str = ""
+    partial: bool = False
+    """Whether the caller takes what there is when time runs out, in the place of an error (unary answers only)."""
 
 
-class Input(msgspec.Struct, frozen=True):
-    """Layer 2: what is asked."""
+class Input(msgspec.Struct, frozen=True, weakref=True):
+    """Layer 2: what is asked. Live requests that ask the same hold one object: put another there to change it."""
 
     source: str | Conversation | Embedding
     """A prompt to be continued, a conversation to be answered, or what is to be embedded."""
-    parameters: dict[str, Any]
-    """Sampling parameters as the caller gave them, before they were typed."""
+    parameters: Mapping[str, Any]
+    """Sampling parameters as the caller gave them, before they were typed; cannot be changed."""
     wants: Wants
     exclude_prompt: bool
     """Whether a unary answer leaves out the prompt before the text."""
+    images: tuple[str, ...] = ()
+    """As they came: base64 texts, measured but not yet decoded."""
+    continued: tuple[int, ...] = ()
+    """Tokens of the answer that the caller has already: it goes on behind them."""
 
 
 class Execution(msgspec.Struct):
@@ -71,8 +90,11 @@ class Execution(msgspec.Struct):
     sampling: Sampling | None = None
     prompt: str = ""
     """The prompt as text: as it came, or as the chat template wrote it."""
-    prompt_token_ids: list[int] | None = None
+    prompt_tokens: int | None = None
+    """How many tokens the prompt has for the engine, what images became included."""
     limits: dict[str, float] = {}
+    slow: bool = False
+    """Whether it takes longer than was predicted for nineteen in twenty."""
     times: dict[str, float] = {}
     """Clock time of each milestone: received, admitted, scheduled, first_token, finished."""
 
@@ -81,6 +103,9 @@ class KVCache(msgspec.Struct):
     """Layer 4: what the engine reports of its cache for this request."""
 
     cached_tokens: int | None = None
+    """Prompt tokens found there: work shared with requests before."""
+    created_tokens: int | None = None
+    """Prompt tokens added to it."""
 
 
 class Sequence(msgspec.Struct):
@@ -106,6 +131,8 @@ class Context:
 
     __slots__ = (
         "_clock",
+        "_input",
+        "_inputs",
         "_publisher",
         "_seq",
         "call",
@@ -113,44 +140,83 @@ class Context:
         "execution",
         "held",
         "id",
-        "input",
+        "images",
+        "interrupted_at",
         "interruption",
         "kv",
         "last_response",
         "metadata",
         "model",
         "output",
+        "permit",
         "sealed",
         "task",
+        "trace",
+        "unsent",
         "wall",
     )
 
-    def __init__(self, call: Any, model: str, publisher: Publisher, clock: Clock) -> None:  # noqa: ANN401 - see triton.py
-        self.id = uuid.uuid4().hex
+    def __init__(
+        self,
+        call: Any,  # noqa: ANN401 - see triton.py
+        model: str,
+        publisher: Publisher,
+        clock: Clock,
+        inputs: Inputs,
+        *,
+        identity: tuple[str, float],
+    ) -> None:
+        self.id, self.wall = identity
         self.call = call
         self.model = model
         self.metadata = Metadata(caller_id="", stream=False)
-        self.input: Input | None = None
+        self.images: tuple[Any, ...] = ()
+        """The input's images, decoded; in memory only, and part of no layer."""
+        self._input: Input | None = None
+        self._inputs = inputs
         self.execution = Execution()
         self.kv = KVCache()
         self.output = Output()
         self.held = ExitStack()
         """What is given back when the request ends, whatever the end."""
         self.deadline: Deadline | None = None
+        self.permit: Permit | None = None
         self.last_response: dict[str, list[Any]] | None = None
         """The final response, put down by ``respond`` and sent once the request is closed."""
+        self.unsent: deque[asyncio.Future[None]] | None = None
+        """Responses on their way, where the owner does not wait for each."""
         self.interruption: LifecycleError | None = None
+        self.interrupted_at: float | None = None
+        """When, on the server's clock."""
         self.sealed = False
+        self.trace: TraceContext | None = None
+        """Where its span stands, if requests are traced."""
         self.task: asyncio.Task[Any] | None = None
-        self.wall = time.time()
         self._publisher = publisher
         self._clock = clock
         self._seq = 0
 
     @property
+    def input(self) -> Input | None:
+        """Layer 2, once it is known. What is put here is shared with other live requests that ask the same."""
+        return self._input
+
+    @input.setter  # noqa: A003 - the layer's name
+    def input(self, asked: Input) -> None:
+        self._input = self._inputs.share(asked)
+
+    @property
     def attempt_id(self) -> str:
         """The engine's id for the present attempt."""
         return f"{self.id}-{self.execution.attempts}"
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """What tells the engine where its own span belongs: below the request's, or else below the caller's."""
+        if self.trace is not None:
+            return self.trace.headers()
+        given = {"traceparent": self.metadata.traceparent, "tracestate": self.metadata.tracestate}
+        return {name: value for name, value in given.items() if value}
 
     def now(self) -> float:
         """Return the server's monotonic clock, in seconds."""
@@ -176,10 +242,21 @@ class Context:
         self.publish(StageDone, stage=name, seconds=self._clock() - began)
 
     def start_deadline(self, limits: Limits) -> None:
-        """Let time run out by these limits from now on, until the request ends."""
+        """Let time run out by these limits, counted from when the request was received, until it ends."""
         self.execution.limits = limits.named()
-        self.deadline = Deadline(limits, self.interrupt)
+        began = self.execution.times.get("received")
+        self.deadline = Deadline(limits, self.interrupt, self._tell_slow, clock=self._clock, began=began)
         self.held.callback(self.deadline.close)
+
+    def adjust_deadline(self, limits: Limits, silence: Callable[[], float]) -> None:
+        """Replace the limits by others, which count from the beginning too."""
+        self.execution.limits = limits.named()
+        if self.deadline is not None:
+            self.deadline.adjust(limits, silence)
+
+    def _tell_slow(self, after: float, tokens: int) -> None:
+        self.execution.slow = True
+        self.publish(Slow, after=after, tokens=tokens)
 
     def mark(self, milestone: str, at: float | None = None) -> float:
         """Write down when a milestone was reached; the first time counts."""
@@ -189,6 +266,10 @@ class Context:
         """Add a chunk to the output and KV layers; return how many tokens it brought."""
         if chunk.cached_tokens is not None:
             self.kv.cached_tokens = chunk.cached_tokens
+        if chunk.prompt_tokens is not None and not self.output.tokens:
+            self.execution.prompt_tokens = chunk.prompt_tokens
+        if chunk.created_tokens is not None:
+            self.kv.created_tokens = chunk.created_tokens
         gained = 0
         for delta in chunk.deltas:
             while len(self.output.sequences) <= delta.index:
@@ -213,7 +294,7 @@ class Context:
         """
         if self.sealed or self.interruption is not None:
             return False
-        self.interruption = error
+        self.interruption, self.interrupted_at = error, self._clock()
         if self.task is not None:
             self.task.cancel()
         return True
@@ -222,63 +303,78 @@ class Context:
         """From here on the request ends as it stands; interruptions come too late."""
         self.sealed = True
 
-    def summary(self, status: str = "live", slug: str | None = None) -> Summary:
-        """Return what is worth keeping of the request as it is now."""
-        received = self.execution.times.get("received", 0.0)
-        reasons = [sequence.finish_reason for sequence in self.output.sequences]
-        return Summary(
-            id=self.id,
-            caller_id=self.metadata.caller_id,
-            model=self.model,
-            status=status,
-            stage=self.execution.stage,
-            slug=slug,
-            received_at=self.wall,
-            times_ms={name: round((at - received) * 1e3, 3) for name, at in self.execution.times.items()},
-            prompt_tokens=None if self.execution.prompt_token_ids is None else len(self.execution.prompt_token_ids),
-            cached_tokens=self.kv.cached_tokens,
-            output_tokens=self.output.tokens,
-            attempts=self.execution.attempts,
-            finish_reason=",".join(reason or "-" for reason in reasons) if any(reasons) else None,
-        )
+
+def fresh_identity() -> tuple[str, float]:
+    """Return an id that no other request has, and the calendar's time in Unix seconds."""
+    return secrets.token_hex(16), time.time()
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """What remains of a request after its end, and what ``status`` answers."""
+class Inputs:
+    """The inputs of live requests: equal ones are one object, which goes with the last request that holds it."""
 
-    id: str
-    caller_id: str
-    model: str
-    status: str
-    stage: str
-    slug: str | None
-    received_at: float
-    times_ms: dict[str, float]
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int
-    attempts: int
-    finish_reason: str | None
+    def __init__(self) -> None:
+        self._shared: WeakValueDictionary[tuple[str, bytes], Input] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        """Return how many different inputs live requests hold."""
+        return len(self._shared)
+
+    def share(self, asked: Input) -> Input:
+        """Return the input that is equal to ``asked`` and held already, or ``asked`` itself, its parameters sealed."""
+        if asked.images:
+            # Megabytes to compare, of which hardly two are equal.
+            return asked
+        parameters = dict(asked.parameters)
+        text = asked.source if isinstance(asked.source, str) else ""
+        try:
+            # Encoded, since True and 1 and 1.0 are equal and yet not the same.
+            rest = _encode(msgspec.structs.replace(asked, source="" if text else asked.source, parameters=parameters))
+        except TypeError:
+            # A plug-in has put something in that only it knows.
+            return asked
+        # A text is its own key, and of what is long otherwise there is the hash: nothing is held twice.
+        key = (text, rest if len(rest) <= LONG_KEY else hashlib.blake2b(rest).digest())
+        held = self._shared.get(key)
+        if held is None:
+            held = msgspec.structs.replace(asked, parameters=MappingProxyType(parameters))
+            self._shared[key] = held
+        return held
 
 
 class Contexts:
-    """The live requests, and the summaries of those that ended.
+    """The live requests, and the way of the ended ones into the store of this process.
 
     Args:
-        max_kept: summaries kept at most; the oldest goes first.
-        keep_seconds: how long a summary is kept.
+        max_live: requests live at once; what comes beyond is refused.
+        ended: where ended requests go.
+        records: makes what is stored of them.
         clock: monotonic seconds.
+        identity: gives each request its id and its calendar time.
 
     """
 
-    def __init__(self, *, max_kept: int = 10_000, keep_seconds: float = 3600.0, clock: Clock = time.monotonic) -> None:
-        self._max_kept = max_kept
-        self._keep_seconds = keep_seconds
+    def __init__(
+        self,
+        *,
+        max_live: int = 10_000,
+        ended: MemoryStore | None = None,
+        records: Records | None = None,
+        clock: Clock = time.monotonic,
+        identity: Callable[[], tuple[str, float]] = fresh_identity,
+    ) -> None:
+        self.max_live = max_live
+        self.records = records or Records(layered=False)
+        self.ended = MemoryStore({SUMMARY: 3600.0}, max_requests=10_000, clock=clock) if ended is None else ended
+        self.on_end: Callable[[], None] | None = None
+        """Told of each end by whoever writes ended requests to another store; until then they wait here for it."""
         self._clock = clock
+        self._identity = identity
         self._live: dict[str, Context] = {}
-        self._ended: OrderedDict[str, tuple[float, Summary]] = OrderedDict()
-        self._by_caller: dict[str, str] = {}
+        self._inputs = Inputs()
+        self._pace = Pace(clock)
         self.counts: Counter[str] = Counter({"received": 0, **dict.fromkeys(ENDINGS.values(), 0)})
+        self.deadline_moves: Counter[str] = Counter()
+        """How often the deadlines of ended requests had moved, by what moved them."""
 
     def __len__(self) -> int:
         """Return how many requests are live."""
@@ -289,64 +385,55 @@ class Contexts:
         return list(self._live.values())
 
     def open(self, call: Any, model: str, publisher: Publisher) -> Context:  # noqa: ANN401 - see triton.py
-        """Make a request live and publish that it was received."""
-        ctx = Context(call, model, publisher, self._clock)
+        """Make a request live and publish that it was received. The caller asks :meth:`refusal` next."""
+        ctx = Context(call, model, publisher, self._clock, self._inputs, identity=self._identity())
         ctx.metadata = Metadata(caller_id=call.id, stream=False)
         self._live[ctx.id] = ctx
         if call.id:
-            self._by_caller[call.id] = ctx.id
+            self.ended.claim(call.id, ctx.id)
         self.counts["received"] += 1
         ctx.publish(Received, at=ctx.mark("received"), caller_id=call.id, model=model, wall=ctx.wall)
         return ctx
+
+    def refusal(self) -> QueueFull | None:
+        """Return why the request that was just opened may not stay; ``None`` when it may."""
+        if len(self._live) <= self.max_live:
+            return None
+        return QueueFull(
+            f"{self.max_live} requests are live, and no more are held (context_management.max_contexts)",
+            retry_after=self._pace.retry_after,
+        )
 
     def close(self, ctx: Context, event_type: type[Event], **fields: Any) -> None:  # noqa: ANN401 - the event's fields
         """End a request: exactly once, with exactly one ending event."""
         if self._live.pop(ctx.id, None) is None:
             raise RuntimeError(f"request {ctx.id} was closed twice")
         ctx.seal()
+        self._pace.tick()
         status = ENDINGS[event_type]
         self.counts[status] += 1
-        self._keep(ctx.summary("finished" if status == "completed" else status, fields.get("slug")))
+        if ctx.deadline is not None:
+            self.deadline_moves.update(ctx.deadline.moves)
+        entry = self.records.ended(ctx, "finished" if status == "completed" else status, fields.get("slug"))
+        self.ended.put(entry, pinned=self.on_end is not None)
+        if self.on_end is not None:
+            self.on_end()
         ctx.publish(event_type, at=ctx.execution.times.get("finished"), **fields)
 
+    def find_live(self, request_id: str) -> Context | None:
+        """Return a live request, by our id or the caller's latest use of its own."""
+        return self._live.get(request_id) or self._live.get(self.ended.claimant(request_id) or "")
+
     def find(self, request_id: str) -> Context | Summary:
-        """Return a live request or the summary of an ended one, by our id or the caller's latest use of its own.
+        """Return a live request or the summary of an ended one that is kept in this process.
 
         Raises:
-            UnknownRequest: no such request is live or kept.
+            UnknownRequest: no such request is live or kept here.
 
         """
-        self.expire()
-        for key in (request_id, self._by_caller.get(request_id, "")):
-            if key in self._live:
-                return self._live[key]
-            if key in self._ended:
-                return self._ended[key][1]
+        if (ctx := self.find_live(request_id)) is not None:
+            return ctx
+        for key in (request_id, self.ended.claimant(request_id)):
+            if key and (found := read_summary(key, self.ended.get(key))) is not None:
+                return found
         raise UnknownRequest(f"no request with id {request_id!r} is live or kept here")
-
-    def expire(self) -> int:
-        """Forget summaries older than their time to live; return how many."""
-        limit = self._clock() - self._keep_seconds
-        expired = 0
-        while self._ended:
-            ended_at, _ = next(iter(self._ended.values()))
-            if ended_at > limit:
-                break
-            self._forget_oldest()
-            expired += 1
-        return expired
-
-    @property
-    def kept(self) -> int:
-        """Return how many summaries are kept."""
-        return len(self._ended)
-
-    def _keep(self, summary: Summary) -> None:
-        self._ended[summary.id] = (self._clock(), summary)
-        while len(self._ended) > self._max_kept:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        ours, (_, summary) = self._ended.popitem(last=False)
-        if self._by_caller.get(summary.caller_id) == ours:
-            del self._by_caller[summary.caller_id]

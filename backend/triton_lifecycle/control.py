@@ -1,7 +1,8 @@
 """Control requests: questions and orders about other requests, carried in a request's parameters.
 
-``control`` is ``status``, ``cancel`` or ``state``; ``control_id`` names the request (the caller's id or ours). They
-hold no context, take no permit and never reach the engine.
+``control`` is ``status``, ``cancel``, ``cancel_all``, ``state`` or ``ready``; ``control_id`` names the request of the
+first two (the caller's id or ours), ``control_token`` is the secret that the server may want. ``ready`` is for probes:
+an error where a new request would not be served now. They hold no context, take no permit and never reach the engine.
 """
 
 from __future__ import annotations
@@ -11,19 +12,44 @@ from typing import Any
 
 import msgspec
 
-from triton_lifecycle.context import Context, Contexts
-from triton_lifecycle.errors import Cancelled, InvalidInput
+from triton_lifecycle.config.urls import Token
+from triton_lifecycle.context import Contexts
+from triton_lifecycle.errors import Cancelled, Forbidden, InvalidInput, LifecycleError, UnknownRequest
+from triton_lifecycle.store.archive import Archive
+from triton_lifecycle.store.records import Summary
 
-VERBS = ("status", "cancel", "state")
+OPEN = frozenset({"ready"})
+"""What anybody may ask: it says no more than Triton's own health does."""
+VERBS = ("status", "cancel", "cancel_all", "state", "ready")
 
 
-def answer(parameters: Mapping[str, Any], contexts: Contexts, state: Callable[[], dict[str, Any]]) -> str:
-    """Carry out a control request.
+def authorize(parameters: Mapping[str, Any], token: Token | None) -> None:
+    """Let a control request pass that may be made.
+
+    Raises:
+        Forbidden: it needs the token and has not brought it.
+
+    """
+    if token is None or parameters.get("control") in OPEN or token.matches(parameters.get("control_token")):
+        return
+    raise Forbidden("this server answers control requests only with its control_token (security.control_token)")
+
+
+async def answer(
+    parameters: Mapping[str, Any],
+    contexts: Contexts,
+    archive: Archive,
+    state: Callable[[], dict[str, Any]],
+    fault: Callable[[], LifecycleError | None] = lambda: None,
+) -> str:
+    """Carry out a control request, in a time that is bounded whatever the store does.
 
     Args:
         parameters: the request's parameters; ``control`` is among them.
-        contexts: where requests are found.
+        contexts: where live requests are found.
+        archive: where all others are found, also those of other replicas.
         state: makes the document that ``state`` answers.
+        fault: says why the model takes no requests now; ``None`` when it does.
 
     Returns:
         A JSON document.
@@ -31,19 +57,52 @@ def answer(parameters: Mapping[str, Any], contexts: Contexts, state: Callable[[]
     Raises:
         InvalidInput: the verb or the id is missing or unknown in form.
         UnknownRequest: no such request is live or kept.
+        LifecycleError: ``ready`` was asked, and this is why it is not.
+        StoreError: it is not known in this process, and the shared store does not answer.
 
     """
     verb = parameters.get("control")
+    if verb == "ready":
+        if (why := fault()) is not None:
+            raise why
+        return msgspec.json.encode({"ready": True}).decode()
     if verb == "state":
         return msgspec.json.encode(state()).decode()
+    if verb == "cancel_all":
+        order = Cancelled("Request was cancelled by a control request, with all others")
+        return msgspec.json.encode({"cancelled": sum(ctx.interrupt(order) for ctx in contexts.live())}).decode()
     if verb not in VERBS:
         raise InvalidInput(f"control: expected one of {', '.join(VERBS)}, found {verb!r}")
     target = parameters.get("control_id")
     if not isinstance(target, str) or not target:
         raise InvalidInput(f"control_id: '{verb}' needs the id of a request")
-    found = contexts.find(target)
-    if verb == "status":
-        summary = found.summary() if isinstance(found, Context) else found
-        return msgspec.json.encode(summary).decode()
-    cancelled = isinstance(found, Context) and found.interrupt(Cancelled("cancelled by a control request"))
-    return msgspec.json.encode({"id": found.id, "cancelled": cancelled}).decode()
+    document = (
+        await _status(target, contexts, archive) if verb == "status" else await _cancel(target, contexts, archive)
+    )
+    return msgspec.json.encode(document).decode()
+
+
+async def _status(target: str, contexts: Contexts, archive: Archive) -> Summary:
+    live = contexts.find_live(target)
+    return await _ended(target, archive) if live is None else contexts.records.summary(live)
+
+
+async def _cancel(target: str, contexts: Contexts, archive: Archive) -> dict[str, Any]:
+    live = contexts.find_live(target)
+    if live is not None:
+        return {
+            "id": live.id,
+            "cancelled": live.interrupt(Cancelled("Request was cancelled by a control request")),
+        }
+    found = await _ended(target, archive)
+    if found.status == "live":
+        ended = await archive.cancel(found)
+        return {"id": found.id, "cancelled": ended.status == "cancelled"}
+    return {"id": found.id, "cancelled": False}
+
+
+async def _ended(target: str, archive: Archive) -> Summary:
+    found = await archive.find(target)
+    if found is None:
+        raise UnknownRequest(f"no request with id {target[:64]!r} is live or kept")
+    return found

@@ -71,6 +71,12 @@ class UnknownRequest(RequestError):
     code: ClassVar[Code] = "NOT_FOUND"
 
 
+class Forbidden(RequestError):
+    """A control request without the token that the server wants for it."""
+
+    slug = "forbidden"
+
+
 class Unsupported(RequestError):
     """The loaded model or this configuration cannot do what was asked."""
 
@@ -148,6 +154,12 @@ class CallerLeft(Cancelled):
     slug = "caller_left"
 
 
+class PluginFailed(LifecycleError):
+    """A plug-in stage raised, did not return in time, or handed on what nobody understands; the message names it."""
+
+    slug = "plugin_failed"
+
+
 class EngineError(LifecycleError):
     """The engine failed, not the request."""
 
@@ -172,6 +184,14 @@ class EngineRestarting(EngineError):
     """The engine is being restarted; the request may be sent again."""
 
     slug = "engine_restarting"
+    code: ClassVar[Code] = "UNAVAILABLE"
+    retryable = True
+
+
+class StoreError(LifecycleError):
+    """The store of contexts does not answer. Never ends a request: only a question about one can meet it."""
+
+    slug = "store_unavailable"
     code: ClassVar[Code] = "UNAVAILABLE"
     retryable = True
 

@@ -13,7 +13,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", gc=False):
     """What all events carry.
 
     Attributes:
-        request_id: our id of the request (a UUID in hexadecimal).
+        request_id: our id of the request (32 hexadecimal digits at random).
         seq: position among this request's events, from 0.
         at: seconds on the server's monotonic clock.
 
@@ -67,6 +67,26 @@ class Admitted(Event, frozen=True, tag=True, gc=False):
     """How many the caller asked for (``n``)."""
 
 
+class Predicted(Event, frozen=True, tag=True, gc=False):
+    """How long the request is expected to take, counted from here. Published only while somebody subscribes to it.
+
+    Seconds: the value, and the bounds between which nine in ten lie.
+    """
+
+    first_token: tuple[float, float, float]
+    per_token: tuple[float, float, float]
+    total: tuple[float, float, float]
+
+
+class Slow(Event, frozen=True, tag=True, gc=False):
+    """The request has taken longer than was predicted for nineteen in twenty. Nothing is done to it."""
+
+    after: float
+    """Seconds since its arrival."""
+    tokens: int
+    """Made so far."""
+
+
 class Scheduled(Event, frozen=True, tag=True, gc=False):
     """The engine began to work on the request. ``at`` is the engine's own time of it."""
 
@@ -77,6 +97,9 @@ class Scheduled(Event, frozen=True, tag=True, gc=False):
 
 class FirstToken(Event, frozen=True, tag=True, gc=False):
     """The first token left the engine."""
+
+    tokens: int = 1
+    """How many came with it: a chunk that nobody was free to take grows."""
 
 
 class Progress(Event, frozen=True, tag=True, gc=False):
@@ -102,6 +125,26 @@ class Retrying(Event, frozen=True, tag=True, gc=False):
     slug: str
 
 
+class LoadLimitMoved(Event, frozen=True, tag=True, gc=False):
+    """The end of this request moved the limit on live requests (``admission.adaptive``)."""
+
+    limit: int
+    before: int
+
+
+class Traced(Event, frozen=True, tag=True, gc=False):
+    """Where the request's own span stands. Published only while requests are traced."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 of them."""
+    parent_id: str
+    """The caller's span; empty where the trace begins with this request."""
+    sampled: bool
+    state: str
+
+
 class Finished(Event, frozen=True, tag=True, gc=False):
     """Ending: the whole answer was made."""
 
@@ -122,6 +165,8 @@ class Cancelled(Event, frozen=True, tag=True, gc=False):
 
     slug: str
     output_tokens: int
+    after: float = 0.0
+    """Seconds from the moment this was known until the engine had let go of the request."""
 
 
 class TimedOut(Event, frozen=True, tag=True, gc=False):
@@ -139,6 +184,14 @@ class Rejected(Event, frozen=True, tag=True, gc=False):
     message: str
 
 
+class Lost(msgspec.Struct, frozen=True, tag_field="event", tag=True, gc=False):
+    """No event of a request, but a line of a recording: so many events are missing here."""
+
+    at: float
+    """When recording went on, on the server's monotonic clock."""
+    count: int
+
+
 ENDINGS: dict[type[Event], str] = {
     Finished: "completed",
     Failed: "failed",
@@ -148,16 +201,25 @@ ENDINGS: dict[type[Event], str] = {
 }
 """The five endings and the counter each belongs to: received = their sum + live."""
 
+OPERATIONS = {"prompt": "text_completion", "messages": "chat", "embedding": "embeddings"}
+"""OpenTelemetry's names for what a request may ask, by :attr:`Prepared.kind`."""
+PROVIDER = "triton"
+"""Who serves, in OpenTelemetry's words: the same in metrics, in spans, and in our client's spans."""
+
 TYPES: tuple[type[Event], ...] = (
     Received,
     StageDone,
     Prepared,
     Admitted,
+    Predicted,
+    Slow,
     Scheduled,
     FirstToken,
     Progress,
     DeadlineMoved,
     Retrying,
+    LoadLimitMoved,
+    Traced,
     *ENDINGS,
 )
 """Every concrete event type."""
@@ -167,11 +229,15 @@ _AnyEvent = (
     | StageDone
     | Prepared
     | Admitted
+    | Predicted
+    | Slow
     | Scheduled
     | FirstToken
     | Progress
     | DeadlineMoved
     | Retrying
+    | LoadLimitMoved
+    | Traced
     | Finished
     | Failed
     | Cancelled
@@ -182,7 +248,7 @@ _decoder = msgspec.json.Decoder(_AnyEvent)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(event: Event) -> bytes:
+def encode(event: Event | Lost) -> bytes:
     """Return one JSON object, without a line end."""
     return _encoder.encode(event)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils  # exists only inside Triton
 
-from triton_lifecycle import config, logs, schema
+from triton_lifecycle import config, heap, logs, plugins, schema
 from triton_lifecycle.engine import open_engine
 from triton_lifecycle.engine.device import pinned
 from triton_lifecycle.errors import ConfigError
 from triton_lifecycle.manager import Manager
+from triton_lifecycle.tracing.target import tell_engine
+
+log = logging.getLogger(__name__)
 
 
 class TritonPythonModel:
@@ -30,15 +34,22 @@ class TritonPythonModel:
             self._manager = _manager(args)
             self._manager.start()
         except ConfigError as error:
+            logs.close()
             raise pb_utils.TritonModelException(error.wire()) from error
+        heap.settle()
 
     def execute(self, requests: list[Any]) -> None:
         """Take over the requests; answers go out through their response senders."""
         self._manager.submit(requests)
 
+    def is_ready(self) -> bool:
+        """Tell Triton whether requests would be served now; servers before this hook existed never ask."""
+        return self._manager.fault() is None
+
     def finalize(self) -> None:
         """Drain within the configured limit, then stop."""
         self._manager.stop()
+        logs.close()
 
 
 def _manager(args: dict[str, str]) -> Manager:
@@ -47,21 +58,29 @@ def _manager(args: dict[str, str]) -> Manager:
     if directory.is_file():
         directory = directory.parent
     version = directory / args["model_version"]
-    lifecycle = config.load(directory / "request_lifecycle.yaml")
-    logs.configure(lifecycle.monitoring)
+    loaded = config.read(directory / config.FILE_NAME)
+    lifecycle = loaded.config
+    logs.configure(lifecycle.monitoring, pb_utils)
+    plugins.look_in(version)
+    log.info("configuration: %s", loaded.summary())
     parameters = {key: entry["string_value"] for key, entry in model_config.get("parameters", {}).items()}
     settings = _settings(version / "model.json")
     kind, number = args.get("model_instance_kind", ""), args.get("model_instance_device_id", "0")
     device = pinned(kind, number, settings, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    engine = open_engine(parameters.get("LIFECYCLE_ENGINE", "vllm"), settings, str(version))
+    name = parameters.get("LIFECYCLE_ENGINE", "vllm")
+    if name == "vllm":
+        settings = tell_engine(lifecycle.monitoring, settings)
+    engine = open_engine(name, settings, str(version))
     return Manager(
         lifecycle,
         engine,
         args["model_name"],
         args["model_version"],
         pb_utils,
+        directory=directory,
+        instance=args.get("model_instance_name", "0"),
         official_metrics=parameters.get("REPORT_CUSTOM_METRICS", "").lower() in {"true", "yes"},
     )
 

@@ -20,7 +20,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def parse_object(field: str, text: str) -> dict[str, Any]:
-    """Parse a JSON object; an empty text counts as an empty object, as it does for the official backend's clients.
+    """Parse a JSON object.
 
     Raises:
         InvalidInput: the text is not JSON, not an object, or holds what :func:`check_plain` refuses.

@@ -3,6 +3,7 @@
 Triton's generate routes turn a key that names a declared input into that tensor, lists included, and refuse any other
 list. So the sampling parameters that are lists by nature are inputs too: ``stop`` and ``stop_token_ids``, and
 ``stop_words`` and ``bad_words`` as TensorRT-LLM's backend names them (an empty text among them means nothing).
+``token_ids`` and ``continue_token_ids`` let an answer that broke off go on elsewhere (``continuation.py``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ INPUTS: tuple[Tensor, ...] = (
     Tensor("stop_token_ids", "TYPE_INT64", (-1,)),
     Tensor("stop_words", "TYPE_STRING", (-1,)),
     Tensor("bad_words", "TYPE_STRING", (-1,)),
+    Tensor("continue_token_ids", "TYPE_INT64", (-1,)),
 )
 
 OUTPUTS: tuple[Tensor, ...] = (
@@ -55,6 +57,7 @@ OUTPUTS: tuple[Tensor, ...] = (
     Tensor("logprobs", "TYPE_STRING", (-1,)),
     Tensor("num_input_tokens", "TYPE_UINT32", (1,)),
     Tensor("num_output_tokens", "TYPE_UINT32", (-1,)),
+    Tensor("token_ids", "TYPE_INT64", (-1,)),
 )
 
 INPUT_BY_NAME = {tensor.name: tensor for tensor in INPUTS}

@@ -22,6 +22,7 @@ import numpy as np
 from triton_lifecycle.errors import InvalidInput, LifecycleError
 from triton_lifecycle.sampling import parse_object
 from triton_lifecycle.schema import INPUT_BY_NAME, OUTPUT_BY_NAME, Tensor
+from triton_lifecycle.threads import named
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,15 @@ MAX_ID: Final = 256
 
 MAX_PARAMETERS: Final = 16 * 2**20
 """Characters of a request's parameters as JSON, before anything in them is looked at."""
+
+LANE: Final = "send-lane"
+"""How the threads are named that send answers."""
+
+MAX_ELEMENTS: Final = 2**20
+"""Of one input; as numbers of Python they would take 32 MiB."""
+
+BUSY: Final = 8
+"""Sends that wait on every lane before one more begins: not quite a millisecond of them. More lanes merge less."""
 
 _NUMPY_TYPES: dict[str, Any] = {
     "TYPE_STRING": np.object_,
@@ -138,7 +148,20 @@ class Call:
         # Over gRPC Triton takes the timeout out of the parameters and keeps it in the request itself.
         if timeout := self._request.timeout():
             parameters.setdefault("timeout", timeout)
-        return parameters
+        return parameters | self._span()
+
+    def _span(self) -> dict[str, str]:
+        """Return Triton's own span for this request, where Triton traces with OpenTelemetry: ours belongs below it."""
+        trace = getattr(self._request, "trace", None)
+        text = None if trace is None else trace().get_context()
+        if not text:
+            return {}
+        try:
+            told = parse_object("trace", text)
+        except InvalidInput:
+            # Not the caller's doing.
+            return {}
+        return {name: told[name] for name in ("traceparent", "tracestate") if isinstance(told.get(name), str)}
 
     def _parameters_text(self) -> str:
         try:
@@ -203,6 +226,8 @@ def _id(request: Any) -> str:  # noqa: ANN401
 
 def _value(declared: Tensor, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
     flat = array.reshape(-1)
+    if len(flat) > MAX_ELEMENTS:
+        raise InvalidInput(f"{declared.name}: at most {MAX_ELEMENTS} elements, found {len(flat)}")
     if declared.data_type == "TYPE_STRING":
         values = [_text(declared.name, element) for element in flat]
     else:
@@ -224,24 +249,69 @@ def _text(name: str, element: bytes | str) -> str:
 
 
 class Lanes:
-    """A few threads that send answers; a call stays on its lane, so its responses keep their order.
+    """A pool of threads that send answers; a call stays on its lane, so its responses keep their order.
 
     Results come back to the loop in one wake-up for all that are done by then.
+
+    Args:
+        loop: where calls are served.
+        most: threads at most; one more begins only when all are busy.
+
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self._lanes = [_ThreadLane(loop, f"send-lane-{index}") for index in range(count)]
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        self._loop = loop
+        self._most = most
+        self._lanes = [_ThreadLane(loop, f"{LANE}-0")]
         self._next = 0
 
     def pick(self) -> Lane:
-        """Return the lane for the next call, in turn."""
+        """Return the lane for the next call: in turn, unless all are busy and there may be one more."""
+        if len(self._lanes) < self._most and all(lane.backlog >= BUSY for lane in self._lanes):
+            self._lanes.append(_ThreadLane(self._loop, f"{LANE}-{len(self._lanes)}"))
         self._next = (self._next + 1) % len(self._lanes)
         return self._lanes[self._next]
+
+    def __len__(self) -> int:
+        """Return how many threads there are."""
+        return len(self._lanes)
+
+    @property
+    def backlog(self) -> int:
+        """Jobs that wait or are being done."""
+        return sum(lane.backlog for lane in self._lanes)
 
     def close(self) -> None:
         """Finish what was handed over, then end the threads (each waits at most 5 s)."""
         for lane in self._lanes:
             lane.close()
+
+
+class InlineLanes:
+    """No threads: each answer is sent at once, on the event loop, which waits meanwhile."""
+
+    backlog = 0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def pick(self) -> Lane:
+        """Return the one lane."""
+        return self
+
+    def submit(self, job: Callable[[], None]) -> asyncio.Future[None]:
+        """Do the job now; the future is done."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - belongs to the future
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        return future
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
 
 
 class _ThreadLane:
@@ -250,13 +320,21 @@ class _ThreadLane:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._done: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
         self._woken = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._taken = 0
+        self._finished = 0
+        self._thread = threading.Thread(target=named(LANE, self._run), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
+        self._taken += 1
         self._jobs.put((job, future))
         return future
+
+    @property
+    def backlog(self) -> int:
+        """Jobs that wait or are being done."""
+        return self._taken - self._finished
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -270,6 +348,7 @@ class _ThreadLane:
                 job()
             except Exception as raised:  # noqa: BLE001 - belongs to the future, not to the lane
                 error = raised
+            self._finished += 1
             self._done.append((future, error))
             if not self._woken:
                 self._woken = True

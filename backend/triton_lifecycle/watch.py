@@ -7,10 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
+from triton_lifecycle.threads import named
 from triton_lifecycle.triton import Call
 
 log = logging.getLogger(__name__)
+
+NAME: Final = "cancel-watch"
 
 
 class Watch:
@@ -35,7 +39,7 @@ class Watch:
         self._wake = threading.Event()
         self._closed = False
         self._hurry = False
-        self._thread = threading.Thread(target=self._run, name="cancel-watch", daemon=True)
+        self._thread = threading.Thread(target=named(NAME, self._run), name=NAME, daemon=True)
         self._thread.start()
 
     def add(self, call: Call, on_cancel: Callable[[], object]) -> None:
@@ -46,6 +50,10 @@ class Watch:
     def discard(self, call: Call) -> None:
         """Watch the call no more. Event-loop thread only."""
         self._calls.pop(call, None)
+
+    def __len__(self) -> int:
+        """Return how many calls are watched."""
+        return len(self._calls)
 
     def close(self) -> None:
         """End the thread (waits at most 5 s)."""

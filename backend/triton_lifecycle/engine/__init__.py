@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -37,6 +37,10 @@ class Chunk(msgspec.Struct, frozen=True):
     """When the engine first ran the request, on the ``time.monotonic`` clock; known from the first chunk on."""
     cached_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache."""
+    prompt_tokens: int | None = None
+    """How many tokens the engine took as the prompt, what images became included; ``None`` where it does not say."""
+    created_tokens: int | None = None
+    """Prompt tokens whose keys and values this request added to the prefix cache."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -62,6 +66,27 @@ class EngineRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     priority: int = 0
     """vLLM's order: lower is sooner."""
+    images: tuple[Any, ...] = ()
+    """``PIL.Image.Image`` in RGB, in the order of their places in the prompt; ``token_ids`` has one place for each."""
+    made: int = 0
+    """How many of the token ids, at their end, are the answer's own: an earlier attempt made them."""
+    trace: Mapping[str, str] | None = None
+    """W3C headers that name the span above the engine's own."""
+
+    def after(self, made: Sequence[int], native: Any) -> EngineRequest:  # noqa: ANN401 - the engine's own
+        """Return the request whose prompt goes on with the tokens ``made``, under other native parameters."""
+        sampling = msgspec.structs.replace(self.sampling, native=native)
+        ids = [*self.token_ids, *made]
+        return msgspec.structs.replace(self, token_ids=ids, sampling=sampling, made=self.made + len(made))
+
+
+class Remainder(msgspec.Struct, frozen=True):
+    """How an answer goes on after some of its tokens."""
+
+    request: EngineRequest
+    """Its prompt is the old one and the first :attr:`kept` tokens of the answer."""
+    kept: int
+    """The tokens behind them come anew: the characters that they are part of were not complete."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True):
@@ -71,6 +96,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True):
     token_ids: list[int]
     dimensions: int | None = None
     priority: int = 0
+    trace: Mapping[str, str] | None = None
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -82,6 +108,14 @@ class Load(msgspec.Struct, frozen=True):
     """Share of the KV cache in use, 0…1."""
     requests: int
     """Requests the engine knows by id; 0 when idle."""
+    preemptions: int = 0
+    """Sequences that lost their KV blocks to another, so far; this and what follows may begin anew with a restart."""
+    cache_queries: int = 0
+    """Prompt tokens that were looked up in the prefix cache."""
+    cache_hits: int = 0
+    """Those of them that were found."""
+    output_tokens: int = 0
+    """Tokens that were made."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -92,6 +126,12 @@ class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
     tasks: frozenset[str] = frozenset({"generate"})
     """``generate``, ``embed``, and what else the engine names; only these two are served."""
+    images: int = 0
+    """How many a prompt may hold; 0 for a model that takes text alone."""
+    max_num_seqs: int = 256
+    """Sequences that run at once; further ones wait."""
+    by_priority: bool = True
+    """Whether what waits is taken by priority; else in the order of arrival."""
 
 
 class Engine(Protocol):
@@ -131,23 +171,28 @@ class Engine(Protocol):
     async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """Write a conversation out by the model's chat template, ready for the assistant's answer.
 
+        A message's ``content`` is a text, or, where it holds images, a list of parts: ``{"type": "text", "text": …}``
+        and ``{"type": "image"}``, for which the model's own place for an image is written.
+
         Raises:
-            Unsupported: the model has no chat template.
+            Unsupported: the model has no chat template, or that has no place for an image.
             InvalidInput: the template refuses the conversation.
 
         """
         ...
 
-    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1, images: int = 0) -> list[int]:
         """Return the prompt's token ids, off the loop when it is long.
 
         Args:
             prompt: the text.
             special: whether to add the tokens that open a prompt; a chat template writes them itself.
             room: how many tokens must fit behind them; 0 for an embedding.
+            images: how many the prompt must have a place for, in models that want one written.
 
         Raises:
             PromptTooLong: they do not fit.
+            InvalidInput: it has not one place for each image.
 
         """
         ...
@@ -160,6 +205,28 @@ class Engine(Protocol):
         """Yield chunks until one is ``finished``. Closing the generator early aborts the request in the engine."""
         ...
 
+    async def restart(self) -> None:
+        """End what is left of the engine and load it again; sampling, rendering and tokenizing go on meanwhile.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+
+        """
+        ...
+
+    def remainder(self, request: EngineRequest, made: Sequence[int]) -> Remainder | None:
+        """Return the request for what follows the tokens ``made``, or ``None`` where that would not be exact.
+
+        Exact means: what a continued answer says has the same probability as without the interruption, and at
+        temperature 0 the same tokens. It is not for what depends on the answer's past in another way than through its
+        tokens: several sequences, seeds, stop strings, penalties on output, grammars.
+        """
+        ...
+
+    def repeatable(self, sampling: Sampling) -> bool:
+        """Whether a second run makes the same tokens: at temperature 0, and with a seed."""
+        ...
+
     def load(self) -> Load:
         """Return the load as last reported."""
         ...
@@ -170,13 +237,14 @@ class Engine(Protocol):
         ...
 
 
-def too_long(found: int, limit: int, room: int = 1, *, at_least: bool = False) -> PromptTooLong:
+def too_long(found: int, limit: int, room: int = 1, *, at_least: bool = False, images: bool = False) -> PromptTooLong:
     """Return the error for a prompt of ``found`` tokens (or more) where a model takes ``limit``."""
     if not room:
         return PromptTooLong(f"embedding_request.input: {found} tokens; the model takes at most {limit}")
     count = f"at least {found}" if at_least else str(found)
+    seen = ", its images included" if images else ""
     return PromptTooLong(
-        f"text_input: the prompt has {count} tokens; the model takes {limit} together with the output, "
+        f"text_input: the prompt has {count} tokens{seen}; the model takes {limit} together with the output, "
         f"so at most {limit - room}"
     )
 

@@ -28,8 +28,9 @@ def pinned(kind: str, device: str, settings: Mapping[str, Any], visible: str | N
         ranks *= int(settings.get(name, 1))
     if ranks > 1:
         raise ConfigError(
-            f"config.pbtxt: the model runs on {ranks} devices (tensor_parallel_size × pipeline_parallel_size), but "  # noqa: RUF001
-            "KIND_GPU gives an instance only one; use instance_group [{ count: 1, kind: KIND_MODEL }]"
+            "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's config.pbtxt for "
+            f"multi-GPU models: this one runs on {ranks} devices (tensor_parallel_size × pipeline_parallel_size); "  # noqa: RUF001
+            "use instance_group [{ count: 1, kind: KIND_MODEL }]"
         )
     seen = [name.strip() for name in (visible or "").split(",") if name.strip()]
     if not seen:

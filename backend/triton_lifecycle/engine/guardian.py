@@ -30,6 +30,9 @@ from typing import IO, Final
 MARK: Final = "TRITON_LIFECYCLE_ENGINE"
 """Environment variable that the stub sets before it starts an engine; every descendant inherits it."""
 
+DEATHS: Final = "TRITON_LIFECYCLE_DEATHS"
+"""Environment variable with a file to which a guardian adds a line when its stub has died unasked."""
+
 SHM: Final = Path("/dev/shm")  # noqa: S108 - not a temporary file: where POSIX shared memory lives
 STUB_GRACE_S: Final = 3.0
 ORDERLY_GRACE_S: Final = 1.0
@@ -81,14 +84,22 @@ class Family:
 
 
 def shared_memory_of(pids: list[int]) -> set[str]:
-    """Return the names under /dev/shm that the given processes have mapped or open."""
+    """Return the names under /dev/shm that the given processes have mapped or open.
+
+    A named semaphore is mapped under a name that it had only while it was made: its number in the file system finds
+    the name it has.
+    """
+    names: dict[int, str] = {}
+    with contextlib.suppress(OSError), os.scandir(SHM) as entries:
+        names = {entry.inode(): entry.name for entry in entries}
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                path = line.split(maxsplit=5)[-1]
+                *_, inode, path = line.split(maxsplit=5) if line.count("/") else ("0", "")
                 if path.startswith("/dev/shm/"):  # noqa: S108
-                    found.add(path.removeprefix("/dev/shm/").removesuffix(" (deleted)"))  # noqa: S108
+                    name = path.removeprefix("/dev/shm/").removesuffix(" (deleted)")  # noqa: S108
+                    found.add(names.get(int(inode), name))
     return found
 
 
@@ -111,7 +122,7 @@ def end_engine(pids: list[int], *, grace: float) -> None:
     A tracker ends by itself once its users are gone, and only then removes their named semaphores, which nobody else
     knows: killed with the rest, it would leave them under /dev/shm for ever.
     """
-    trackers = [pid for pid in pids if _is_tracker(pid)]
+    trackers = [pid for pid in pids if is_tracker(pid)]
     end_processes([pid for pid in pids if pid not in trackers], grace=grace)
     deadline = time.monotonic() + TRACKER_GRACE_S
     for pid in trackers:
@@ -200,6 +211,8 @@ def watch(mark: str, stub: int, server: int, pipe: IO[bytes]) -> None:
             _await_end(stub, STUB_GRACE_S)
             end_processes([stub])
             break
+    if not orderly and _alive(server):
+        _report_death(stub)
     family.look_closely()
     end_engine(family.alive(), grace=ORDERLY_GRACE_S if orderly else 0.0)
     shutil.rmtree(socket_folder(mark), ignore_errors=True)
@@ -209,6 +222,12 @@ def watch(mark: str, stub: int, server: int, pipe: IO[bytes]) -> None:
     while not orderly and _alive(server):
         time.sleep(POLL_S)
     remove_shared_memory(set() if orderly else used)
+
+
+def _report_death(stub: int) -> None:
+    if path := os.environ.get(DEATHS):
+        with contextlib.suppress(OSError), Path(path).open("a", encoding="ascii") as deaths:
+            deaths.write(f"{stub}\n")
 
 
 def _all_processes() -> list[int]:
@@ -237,7 +256,8 @@ def _await_end(pid: int, limit: float) -> None:
         time.sleep(0.05)
 
 
-def _is_tracker(pid: int) -> bool:
+def is_tracker(pid: int) -> bool:
+    """Whether a process is Python's resource tracker."""
     with contextlib.suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

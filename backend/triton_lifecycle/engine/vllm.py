@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import cached_property
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import psutil
 
 from triton_lifecycle.engine import (
     Chunk,
@@ -31,12 +32,22 @@ from triton_lifecycle.engine import (
     EngineRequest,
     Limits,
     Load,
+    Remainder,
     Sampling,
     adapters,
     too_long,
 )
 from triton_lifecycle.engine.grammar import MEMORY_BYTES, GrammarTrial, Verdict
-from triton_lifecycle.engine.guardian import MARK, socket_folder
+from triton_lifecycle.engine.guardian import (
+    MARK,
+    end_processes,
+    is_tracker,
+    remove_shared_memory,
+    shared_memory_of,
+    socket_folder,
+)
+from triton_lifecycle.engine.splice import continues
+from triton_lifecycle.engine.vision import Vision
 from triton_lifecycle.errors import (
     ConfigError,
     EngineDied,
@@ -48,6 +59,7 @@ from triton_lifecycle.errors import (
     Unsupported,
 )
 from triton_lifecycle.interpreter import python_program
+from triton_lifecycle.threads import show_name
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +74,8 @@ NORMALIZED: Final = 4
 this much, is refused without being tokenized."""
 
 STOP_GRACE_S: Final = 3.0
+LONGEST_CHARACTER: Final = 8
+"""Tokens that a character may be spread over."""
 PROVE_TURN_S: Final = 60.0
 """How long a request waits for its trial, its turn included, unless its own limit passes before."""
 
@@ -83,14 +97,18 @@ class VLLMEngine:
             if isinstance(value, str) and (Path(directory) / value).exists():
                 self._settings[key] = str(Path(directory) / value)
         self._llm: Any = None
+        self._processes: list[psutil.Process] = []
+        self._memory: set[str] = set()
+        """Names under /dev/shm that the processes used when they had started: a dead one can no longer be asked."""
         self._stats = _Stats()
         # One thread and one tokenizer for each kind of work: a fast tokenizer must not be used by two threads at once
         # ("Already borrowed"), and short work does not wait behind long.
-        self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
-        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
-        self._prover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-trial")
+        self._encoder = _one_thread("tokenizer")
+        self._renderer = _one_thread("chat-template")
+        self._prover = _one_thread("grammar-trial")
         self._trial = GrammarTrial(python_program(), self._tokenizer_info)
         self._limits: Limits | None = None
+        self._vision: Vision
         self._inline_tokenizer: Any = None
         self._encoder_tokenizer: Any = None
         self._renderer_tokenizer: Any = None
@@ -132,22 +150,42 @@ class VLLMEngine:
         self._llm = await asyncio.to_thread(self._construct)
         model_config = self._llm.model_config
         tasks = frozenset(await self._llm.get_supported_tasks())
-        self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size(), tasks)
-        self._by_priority = self._llm.vllm_config.scheduler_config.policy == "priority"
+        scheduler, parallel = self._llm.vllm_config.scheduler_config, self._llm.vllm_config.parallel_config
+        self._by_priority = scheduler.policy == "priority"
         tokenizer = self._llm.get_tokenizer()
         self._inline_tokenizer, self._encoder_tokenizer, self._renderer_tokenizer, self._prover_tokenizer = (
             copy.deepcopy(tokenizer) for _ in range(4)
         )
         self._longest_token = max(map(len, tokenizer.get_vocab()))
+        self._vision = Vision(self._llm, copy.deepcopy(tokenizer))
+        self._limits = Limits(
+            model_config.max_model_len,
+            model_config.get_vocab_size(),
+            tasks,
+            images=self._vision.most,
+            max_num_seqs=scheduler.max_num_seqs * parallel.data_parallel_size,
+            by_priority=self._by_priority,
+        )
+
+    async def restart(self) -> None:
+        """End what is left of vLLM's processes and load the model again; tokenizers and threads stay as they are."""
+        await self._end()
+        self._llm = await asyncio.to_thread(self._construct)
+        self._vision = Vision(self._llm, copy.deepcopy(self._inline_tokenizer))
 
     async def stop(self) -> None:
         """Shut vLLM down; its processes end within :data:`STOP_GRACE_S` or are ended."""
-        llm, self._llm = self._llm, None
         for threads in (self._encoder, self._renderer, self._prover):
             threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._trial.close)
+        await self._end()
+
+    async def _end(self) -> None:
+        llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(_shutdown, llm)
+            # Who still waits for an engine that is alive but stuck would wait for ever.
+            llm.output_processor.propagate_error(_dead_error())
+            await asyncio.to_thread(_shutdown, llm, self._processes, self._memory)
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         """Build ``SamplingParams``; raises ``InvalidInput`` with vLLM's reason, or ``UnknownAdapter``."""
@@ -169,9 +207,11 @@ class VLLMEngine:
         if not name:
             return None
         if name not in self._adapters:
-            known = ", ".join(sorted(self._adapters))
-            has = f"it has {known}" if known else "this model was loaded without adapters"
-            raise UnknownAdapter(f"lora_name: no adapter {name[:100]!r}; {has}")
+            # The official backend's own words, which its users match on.
+            if not self._settings.get("enable_lora"):
+                raise UnknownAdapter("lora_name: LoRA feature is not enabled.")
+            known = list(self._adapters)
+            raise UnknownAdapter(f"lora_name: LoRA {name[:100]} is not supported, we currently support {known}")
         from vllm.lora.request import LoRARequest
 
         return LoRARequest(name, list(self._adapters).index(name) + 1, self._adapters[name])
@@ -223,16 +263,19 @@ class VLLMEngine:
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         import jinja2
 
-        tokenizer = self._renderer_tokenizer
-        if not getattr(tokenizer, "chat_template", None):
+        template = self._vision.template
+        if not template:
             raise Unsupported("messages: the loaded model has no chat template; send text_input")
+        shaped = self._vision.shape(messages)
         try:
-            text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            text: str = self._renderer_tokenizer.apply_chat_template(
+                shaped, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=True
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from None
         return text
 
-    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:
+    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1, images: int = 0) -> list[int]:
         """Return the prompt's ids; raises ``PromptTooLong`` when too little room is left behind them."""
         limit = self.limits.max_model_len
         if room and len(prompt) > limit * self._longest_token * NORMALIZED:
@@ -247,6 +290,7 @@ class VLLMEngine:
             raise too_long(len(ids), limit, room)
         if not ids:
             raise InvalidInput("text_input: the prompt is empty; at least one token is needed")
+        self._vision.check(ids, images)
         return list(ids)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
@@ -254,17 +298,39 @@ class VLLMEngine:
         llm = self._llm
         if llm is None or llm.errored:
             raise EngineDied("the engine is not running")
-        outputs = llm.generate(
-            # vLLM judges a schema once more: as a raw prompt the request goes through its own thread for that.
-            _raw_prompt(request.token_ids) if request.sampling.structured else _tokens_prompt(request.token_ids),
-            request.sampling.native,
+        async with self._translated(llm, request.id):
+            outputs = llm.generate(
+                await self._prompt(llm, request),
+                request.sampling.native,
+                request.id,
+                lora_request=request.sampling.lora,
+                priority=self._priority(request.priority),
+                trace_headers=self._trace(request.trace),
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield _chunk(output)
+
+    async def _prompt(self, llm: Any, request: EngineRequest) -> Any:  # noqa: ANN401
+        # vLLM judges a schema once more, on the loop unless it is told to do so in its own thread.
+        structured = request.sampling.structured
+        if not request.images:
+            return _raw_prompt(request.token_ids) if structured else _tokens_prompt(request.token_ids)
+        joined = await self._vision.join(_raw_prompt(request.token_ids), request.images)
+        length, limit = len(joined["prompt_token_ids"]), self.limits.max_model_len
+        if length >= limit:
+            raise too_long(length, limit, images=True)
+        if not structured:
+            return joined
+        return await llm.input_processor.process_inputs_async(
             request.id,
+            joined,
+            request.sampling.native,
+            supported_tasks=await llm.get_supported_tasks(),
             lora_request=request.sampling.lora,
             priority=self._priority(request.priority),
+            trace_headers=self._trace(request.trace),
         )
-        async with self._translated(llm, request.id), aclosing(outputs):
-            async for output in outputs:
-                yield _chunk(output)
 
     async def embed(self, request: EmbeddingRequest) -> list[float]:
         """Return the model's vector for the ids."""
@@ -276,7 +342,11 @@ class VLLMEngine:
         self._check_ids(request.token_ids)
         params = PoolingParams(dimensions=request.dimensions, task="embed")
         outputs = llm.encode(
-            _tokens_prompt(request.token_ids), params, request.id, priority=self._priority(request.priority)
+            _tokens_prompt(request.token_ids),
+            params,
+            request.id,
+            priority=self._priority(request.priority),
+            trace_headers=self._trace(request.trace),
         )
         async with self._translated(llm, request.id, "embedding_request"), aclosing(outputs):
             async for output in outputs:
@@ -284,6 +354,10 @@ class VLLMEngine:
                     vector: list[float] = output.outputs.data.float().tolist()
                     return vector
         raise GenerationFailed("vLLM gave no vector for this request")
+
+    def _trace(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        """Return where vLLM's span belongs, if it makes one; else it would complain about being told."""
+        return headers if self._settings.get("otlp_traces_endpoint") else None
 
     def _priority(self, asked: int) -> int:
         return asked if self._by_priority else 0
@@ -317,13 +391,45 @@ class VLLMEngine:
         except _queue_error() as error:
             raise QueueFull(f"vLLM's own queue limit was met: {error}") from error
 
+    def remainder(self, request: EngineRequest, made: Sequence[int]) -> Remainder | None:
+        """Return what follows ``made``; a character whose bytes are not all there begins anew."""
+        native = request.sampling.native
+        if request.images or request.sampling.structured or not continues(_values(native), self._default_values):
+            return None
+        kept = self._complete(made) if native.detokenize else len(made)
+        if kept is None or (kept < len(made) and native.logprobs is not None):
+            return None
+        rest = native.clone()
+        rest.max_tokens = None if native.max_tokens is None else native.max_tokens - kept
+        rest.min_tokens = max(0, native.min_tokens - kept)
+        return Remainder(request.after(made[:kept], rest), kept)
+
+    def _complete(self, ids: Sequence[int]) -> int | None:
+        """Return how many of the tokens make whole characters, by the rule of vLLM's own detokenizer."""
+        for kept in range(len(ids), max(-1, len(ids) - LONGEST_CHARACTER - 1), -1):
+            tail = ids[max(0, kept - LONGEST_CHARACTER) : kept]
+            if not self._inline_tokenizer.decode(tail).endswith("\ufffd"):
+                return kept
+        return None
+
+    def repeatable(self, sampling: Sampling) -> bool:
+        """Return whether vLLM would make the same tokens again."""
+        return sampling.native.temperature == 0 or sampling.native.seed is not None
+
+    @cached_property
+    def _default_values(self) -> dict[str, Any]:
+        from vllm import SamplingParams
+
+        return _values(SamplingParams())
+
     def load(self) -> Load:
         """Return vLLM's last reported scheduler state; zero as soon as no request is known."""
         # After its death vLLM goes on counting what it had.
         known = self._llm.get_num_unfinished_requests() if self.alive else 0
         if known == 0:
-            return Load(running=0, waiting=0, kv_usage=self._stats.kv_usage, requests=0)
-        return Load(self._stats.running, self._stats.waiting, self._stats.kv_usage, known)
+            # After an abort no step follows that would report: what counts is the last time that nothing ran.
+            return self._stats.load(0, 0, self._stats.idle_kv_usage, 0)
+        return self._stats.load(self._stats.running, self._stats.waiting, self._stats.kv_usage, known)
 
     @property
     def alive(self) -> bool:
@@ -351,13 +457,23 @@ class VLLMEngine:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
         # The worker on a CPU never ends by itself; what it may still do after a drain is not worth five seconds.
         os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
+        # Each result wakes the owner of its request, and all that are woken come before anything else on the loop.
+        os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "16")
         # The default loggers would feed a second Prometheus registry at every step; ours takes four numbers.
         settings = {"enable_log_requests": False, **self._settings, "disable_log_stats": True}
+        before = set(psutil.Process().children(recursive=True))
         try:
             return OwnedLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self._stats.logger_factory()])
         except Exception as error:
             model, kind = self._settings.get("model"), type(error).__name__
             raise ConfigError(f"model.json: vLLM could not load model {model!r}: {kind}: {error}") from error
+        finally:
+            self._processes = [child for child in psutil.Process().children(recursive=True) if child not in before]
+            self._memory = shared_memory_of([process.pid for process in self._processes])
+
+
+def _one_thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, name, show_name, (name,))
 
 
 class _Stats:
@@ -367,6 +483,24 @@ class _Stats:
         self.running = 0
         self.waiting = 0
         self.kv_usage = 0.0
+        self.idle_kv_usage = 0.0
+        """As reported when nothing ran or waited: more than 0 would be lost."""
+        self.preemptions = self.cache_queries = self.cache_hits = self.output_tokens = 0
+
+    def load(self, running: int, waiting: int, kv_usage: float, requests: int) -> Load:
+        """Return these with what was counted so far."""
+        counted = (self.preemptions, self.cache_queries, self.cache_hits, self.output_tokens)
+        return Load(running, waiting, kv_usage, requests, *counted)
+
+    def count(self, scheduler_stats: Any, iteration_stats: Any) -> None:  # noqa: ANN401
+        """Add up what one step reports."""
+        if scheduler_stats is not None:
+            cache = scheduler_stats.prefix_cache_stats
+            self.cache_queries += cache.queries
+            self.cache_hits += cache.hits
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+            self.output_tokens += iteration_stats.num_generation_tokens
 
     def logger_factory(self) -> type[Any]:
         """Return a stat logger class for vLLM that writes into this object."""
@@ -379,11 +513,14 @@ class _Stats:
             def __init__(self, *_: object, **__: object) -> None:
                 pass
 
-            def record(self, scheduler_stats: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+            def record(self, scheduler_stats: Any, iteration_stats: Any = None, *_: object, **__: object) -> None:  # noqa: ANN401
+                stats.count(scheduler_stats, iteration_stats)
                 if scheduler_stats is not None:
                     stats.running = scheduler_stats.num_running_reqs
                     stats.waiting = scheduler_stats.num_waiting_reqs
                     stats.kv_usage = scheduler_stats.kv_cache_usage
+                    if not stats.running and not stats.waiting:
+                        stats.idle_kv_usage = stats.kv_usage
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -400,12 +537,22 @@ class _Stats:
         return Recorder
 
 
-def _shutdown(llm: Any) -> None:  # noqa: ANN401
+def _shutdown(llm: Any, processes: list[psutil.Process], memory: set[str]) -> None:  # noqa: ANN401
+    """Stop vLLM, and end what it leaves: after the death of its engine the worker lives on, with shared memory."""
+    memory = memory | shared_memory_of([process.pid for process in processes])
     try:
         llm.shutdown(timeout=STOP_GRACE_S)
     except TypeError:
         # Before shutdown took a timeout.
         llm.shutdown()
+    left = [process.pid for process in processes if process.is_running() and not is_tracker(process.pid)]
+    end_processes(left)
+    remove_shared_memory(memory - shared_memory_of([os.getpid(), os.getppid()]))
+
+
+def _values(native: Any) -> dict[str, Any]:  # noqa: ANN401
+    fields = msgspec.structs.fields(type(native))
+    return {field.name: getattr(native, field.name) for field in fields if not field.name.startswith("_")}
 
 
 def _tokens_prompt(token_ids: list[int]) -> Any:  # noqa: ANN401
@@ -454,6 +601,13 @@ def _structured_outputs(value: Any) -> Any:  # noqa: ANN401
     return StructuredOutputsParams(**value)
 
 
+def _dead_error() -> Exception:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    error: Exception = EngineDeadError()
+    return error
+
+
 def _client_error() -> type[Exception]:
     from vllm import exceptions
 
@@ -475,6 +629,9 @@ def _chunk(output: Any) -> Chunk:  # noqa: ANN401
         finished=output.finished,
         scheduled_at=(metrics.scheduled_ts or None) if metrics is not None else None,
         cached_tokens=output.num_cached_tokens,
+        prompt_tokens=len(output.prompt_token_ids),
+        # Not every vLLM that this runs with reports it.
+        created_tokens=getattr(output, "num_cache_creation_tokens", None),
     )
 
 

@@ -146,6 +146,15 @@ def sweep_dead(folder: Path) -> list[str]:
     return told
 
 
+def logs_in_use(folder: Path) -> set[Path]:
+    """Return the logs of the recorded servers, dead ones that nobody has cleaned up after included."""
+    found = set()
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.add(Path(json.loads(path.read_text(encoding="utf-8"))["log"]).resolve())
+    return found
+
+
 def process_lives(pid: int, created: float) -> bool:
     """Tell whether this very process runs, not merely one with its number."""
     try:

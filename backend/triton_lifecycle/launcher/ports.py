@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 
 import psutil
 
@@ -29,27 +30,48 @@ class Ports:
     @classmethod
     def free(cls, host: str = "127.0.0.1") -> Ports:
         """Return three ports that are free on ``host`` now."""
-        found: list[int] = []
-        for port in random.SystemRandom().sample(SEARCH, len(SEARCH)):
-            if is_free(host, port):
-                found.append(port)
-            if len(found) == len(fields(cls)):
-                return cls(*found)
-        raise LauncherError(f"no three free ports between {SEARCH.start} and {SEARCH.stop} on {host}")
+        return cls(*free_ports(host, len(fields(cls))))
 
     def check(self, host: str) -> None:
         """Raise unless all three are different and free on ``host``."""
-        numbers: tuple[int, ...] = astuple(self)
-        for name, port in zip((f.name for f in fields(self)), numbers, strict=True):
-            if not 0 < port < 65536:
-                raise LauncherError(f"the {name} port is {port}; it must lie between 1 and 65535")
-            if numbers.count(port) > 1:
-                raise LauncherError(f"port {port} is given twice; HTTP, gRPC and metrics each need their own")
-            if not is_free(host, port):
-                raise PortTaken(
-                    f"port {port} ({name}) on {host} is in use by {user_of(port)}. "
-                    "End that process, choose another port, or leave the ports out to have free ones chosen."
-                )
+        check_ports({name: (host, port) for name, port in asdict(self).items()})
+
+
+def check_ports(wanted: Mapping[str, tuple[str, int]]) -> None:
+    """Raise unless all ports are different and free.
+
+    Args:
+        wanted: what each is for, as messages name it, with its address and its number.
+
+    Raises:
+        PortTaken: one is in use.
+        LauncherError: one is none, or is given twice.
+
+    """
+    numbers = [port for _, port in wanted.values()]
+    for name, (host, port) in wanted.items():
+        if not 0 < port < 65536:
+            raise LauncherError(f"the {name} port is {port}; it must lie between 1 and 65535")
+        if numbers.count(port) > 1:
+            raise LauncherError(f"port {port} is given twice; {', '.join(wanted)} each need their own")
+        if not is_free(host, port):
+            raise PortTaken(
+                f"port {port} ({name}) on {host} is in use by {user_of(port)}. "
+                "End that process, choose another port, or leave the ports out to have free ones chosen."
+            )
+
+
+def free_ports(host: str, count: int, *, besides: Collection[int] = ()) -> list[int]:
+    """Return so many different ports, none of ``besides``, that are free on ``host`` now."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(SEARCH, len(SEARCH)):
+        if len(found) == count:
+            break
+        if port not in besides and is_free(host, port):
+            found.append(port)
+    if len(found) < count:
+        raise LauncherError(f"there are not {count} free ports between {SEARCH.start} and {SEARCH.stop} on {host}")
+    return found
 
 
 def is_free(host: str, port: int) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from triton_lifecycle.engine.guardian import DEATHS
 from triton_lifecycle.launcher import LauncherError, Progress, leftovers, serverlog, silent
 from triton_lifecycle.launcher.installation import (
     SERVED_AS,
@@ -92,6 +93,7 @@ class TritonServer:
         self.served_as = tuple(served_as)
         self.state = state or state_folder()
         self.id = uuid.uuid4().hex
+        self._given_log = log_path
         self._logs = self.state / "logs"
         self.log_path = log_path or self._logs / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
         self.leftovers: list[str] = []
@@ -131,6 +133,31 @@ class TritonServer:
         """Whether tritonserver was started and has not ended."""
         return self._process is not None and not self._ended.is_set() and self._process.poll() is None
 
+    def again(self) -> TritonServer:
+        """Return a new server with this one's settings and ports, not yet started. The log begins anew."""
+        return TritonServer(
+            self.model_repository,
+            models=self.models,
+            ports=self.ports,
+            host=self.host,
+            exit_timeout_s=self.exit_timeout_s,
+            extra_args=self.extra_args,
+            env=self.env,
+            log_path=self._given_log,
+            source=self.source,
+            served_as=self.served_as,
+            state=self.state,
+        )
+
+    @property
+    def stub_died(self) -> bool:
+        """Whether a model's process has died unasked: tritonserver would let its callers wait for ever."""
+        return self.running and self._deaths.exists()
+
+    @property
+    def _deaths(self) -> Path:
+        return self.state / "servers" / f"{self.id}.deaths"
+
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of this server: tritonserver, stubs, and what runs below them."""
         return self._footprint.processes() if self._footprint else []
@@ -151,10 +178,9 @@ class TritonServer:
         ports.check(self.host)
         self.leftovers += leftovers.sweep_dead(self.state / "servers")
         backends = assemble_backends(installation, self.state, self.source, self.served_as)
-        environment = child_environment(
-            installation, mark={leftovers.MARK: self.id}, given=self.env, source=self.source
-        )
-        command = [*_dies_with_us(), str(installation.binary), *self._arguments(ports, backends)]
+        mark = {leftovers.MARK: self.id, DEATHS: str(self._deaths)}
+        environment = child_environment(installation, mark=mark, given=self.env, source=self.source)
+        command = [*dies_with_us(), str(installation.binary), *self._arguments(ports, backends)]
         self._prune_logs()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -187,7 +213,7 @@ class TritonServer:
         begin = time.monotonic()
         told: list[str] = []
         told_at, next_look = 0.0, 0.0
-        while not self._is_ready():
+        while not self.is_ready():
             elapsed = time.monotonic() - begin
             if process.poll() is not None:
                 self._ended.wait(30)
@@ -300,6 +326,7 @@ class TritonServer:
             if self._footprint is not None:
                 self.leftovers += self._footprint.sweep()
             record.unlink(missing_ok=True)
+            self._deaths.unlink(missing_ok=True)
         finally:
             atexit.unregister(self.kill)
             self._ended.set()
@@ -326,7 +353,8 @@ class TritonServer:
     def _reachable(self) -> str:
         return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Ask the server, within two seconds, whether all its models are ready."""
         # Straight to the server: urllib would honour a proxy from the environment even for this machine.
         connection = http.client.HTTPConnection(self._reachable.strip("[]"), self._ports.http, timeout=2)
         try:
@@ -382,8 +410,10 @@ class TritonServer:
     def _prune_logs(self) -> None:
         if self.log_path.parent == self._logs:
             self._logs.mkdir(parents=True, exist_ok=True)
-            old = sorted(self.log_path.parent.glob("server-*.log"), key=lambda path: path.stat().st_mtime)
-            for path in old[:-LOGS_KEPT]:
+            # Many replicas, or one that says little, may be older than so many others: their logs are still written.
+            kept = leftovers.logs_in_use(self.state / "servers")
+            logs = [path for path in self._logs.glob("server-*.log") if path.resolve() not in kept]
+            for path in sorted(logs, key=_written_at)[:-LOGS_KEPT]:
                 path.unlink(missing_ok=True)
 
     def exit_timed_out(self) -> bool:
@@ -397,12 +427,20 @@ class TritonServer:
         return f"tritonserver {how}:\n{_indented(serverlog.explain(self.log()))}\nIts whole log: {self.log_path}"
 
 
-def _dies_with_us() -> list[str]:
+def dies_with_us() -> list[str]:
+    """Return what stands before a command so that its process ends with this one; nothing where that cannot be."""
     # Should this process be killed (-9), the kernel sends tritonserver SIGTERM. The kernel means the thread that
     # starts it, so only the main thread may ask for it. `setpriv` becomes tritonserver: same process, no child between.
     if threading.current_thread() is threading.main_thread() and (setpriv := shutil.which("setpriv")):
         return [setpriv, "--pdeathsig", "TERM", "--"]
     return []
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another launcher was quicker
+        return 0.0
 
 
 def _created(pid: int) -> float:

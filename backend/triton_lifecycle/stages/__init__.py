@@ -13,11 +13,15 @@ from typing import Any
 import msgspec
 
 from triton_lifecycle.admission import Admission
-from triton_lifecycle.config import Config
+from triton_lifecycle.config import STAGES, Config, Stage
 from triton_lifecycle.context import Context
 from triton_lifecycle.engine import Chunk, Engine
+from triton_lifecycle.engine.supervisor import Supervisor
 from triton_lifecycle.errors import ConfigError
-from triton_lifecycle.plugins import load_object
+from triton_lifecycle.plugins import STAGES as STAGE_PLUGINS
+from triton_lifecycle.plugins import check_shape, load, refuse
+from triton_lifecycle.timeouts.predictor import Predictor
+from triton_lifecycle.tracing import Tracing
 
 Deliver = Callable[[Chunk], Awaitable[None]]
 RequestStage = Callable[[Context], Awaitable[None]]
@@ -30,7 +34,12 @@ class Services(msgspec.Struct, frozen=True):
 
     config: Config
     engine: Engine
+    supervisor: Supervisor
     admission: Admission
+    predictor: Predictor | None = None
+    """``None`` when limits do not follow predictions."""
+    tracing: Tracing | None = None
+    """``None`` when requests are not traced."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -45,27 +54,63 @@ def build_route(services: Services) -> Route:
     """Turn ``pipeline.stages`` of the configuration into callables.
 
     Raises:
-        ConfigError: a name is unknown, a plug-in cannot be loaded, or ``execute`` is missing.
+        ConfigError: lists everything that is wrong: names that are unknown, plug-ins that cannot be loaded or have the
+            wrong shape, an order that cannot work.
 
     """
     from triton_lifecycle.stages.execute import Execute
-    from triton_lifecycle.stages.postprocess import postprocess
+    from triton_lifecycle.stages.order import entries, is_execute, judge
+    from triton_lifecycle.stages.postprocess import Response, postprocess
     from triton_lifecycle.stages.preprocess import Preprocess
     from triton_lifecycle.stages.receive import Receive
-    from triton_lifecycle.stages.respond import respond
+    from triton_lifecycle.stages.respond import respond, respond_each
     from triton_lifecycle.stages.schedule import Schedule
 
+    performance, errors = services.config.performance_optimization, services.config.error_handling
     built_in: dict[str, Callable[[], Any]] = {
-        "receive": lambda: Receive(services.config.request_limits, services.config.timeout_handling),
-        "preprocess": lambda: Preprocess(services.engine, services.config.request_limits),
-        "schedule": lambda: Schedule(services.config, services.admission),
-        "execute": lambda: Execute(services.engine),
+        "receive": lambda: Receive(
+            services.config.request_limits,
+            services.config.timeout_handling,
+            strict=errors.validates,
+            off_loop=performance.asynchronous,
+            tracing=services.tracing,
+        ),
+        "preprocess": lambda: Preprocess(services.engine, services.config.request_limits, strict=errors.validates),
+        "schedule": lambda: Schedule(services),
+        "execute": lambda: Execute(services.engine, services.supervisor, services.config.error_handling),
         "postprocess": lambda: postprocess,
-        "respond": lambda: respond,
+        "respond": lambda: respond if performance.merging else respond_each,
     }
-    names = services.config.pipeline.stages
-    if names.count("execute") != 1:
-        raise ConfigError("pipeline.stages must name 'execute' exactly once")
-    stages = [(name, built_in[name]() if name in built_in else load_object(name, "pipeline.stages")) for name in names]
-    at = names.index("execute")
-    return Route(before=tuple(stages[:at]), execute=stages[at][1], after=tuple(stages[at + 1 :]))
+    takes = {"postprocess": Chunk, "respond": Response}
+    stages = entries(services.config.pipeline.stages)
+    problems = judge(stages)
+    at = next((i for i, stage in enumerate(stages) if is_execute(stage)), len(stages))
+    made: list[tuple[str, Any]] = []
+    for position, stage in enumerate(stages):
+        if stage.use in built_in:
+            made.append((stage.use, built_in[stage.use]()))
+            continue
+        following = stages[position + 1].use if position > at and position + 1 < len(stages) else ""
+        try:
+            made.append((stage.use, _plugin(services, position, stage, _shape(position, at), takes.get(following))))
+        except ConfigError as error:
+            problems.append(error.message)
+    refuse(problems)
+    return Route(before=tuple(made[:at]), execute=made[at][1], after=tuple(made[at + 1 :]))
+
+
+def _shape(position: int, at: int) -> str:
+    if position == at:
+        return "the context and what delivers a chunk"
+    return "the context alone" if position < at else "the context and a chunk"
+
+
+def _plugin(services: Services, position: int, stage: Stage, shape: str, hands_on: type | None) -> Any:  # noqa: ANN401
+    from triton_lifecycle.stages.plugin import PluginStage
+
+    where = f"pipeline.stages.{position}"
+    call = load(stage.use, stage.settings, group=STAGE_PLUGINS, where=where, built_in=STAGES)
+    arguments = 1 if shape.endswith("alone") else 2
+    check_shape(call, arguments, f"{where}: {stage.use!r} must take {shape}", asynchronous=True)
+    limit = None if stage.role == "execute" else services.config.pipeline.plugin_timeout
+    return PluginStage(stage.use, call, limit, hands_on)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from triton_lifecycle.context import Context
+from triton_lifecycle.context import Context, Sequence
 from triton_lifecycle.engine import Chunk, Delta
 
 
@@ -27,10 +27,30 @@ async def postprocess(ctx: Context, chunk: Chunk) -> Response | None:
         return Response(_outputs(ctx, _by_sequence(ctx, chunk)), final=chunk.finished)
     if not chunk.finished:
         return None
-    whole = [
+    return Response(_outputs(ctx, _whole(ctx)), final=True)
+
+
+def partial(ctx: Context) -> dict[str, list[Any]] | None:
+    """Return the outputs of a unary answer that time ended, ``None`` when there is no token to give.
+
+    What has no finish reason of its own ended by ``timeout``.
+    """
+    sampling = ctx.execution.sampling
+    if ctx.input is None or sampling is None or not ctx.output.tokens:
+        return None
+    for _ in range(len(ctx.output.sequences), sampling.n):
+        ctx.output.sequences.append(Sequence())
+    for sequence in ctx.output.sequences:
+        sequence.finish_reason = sequence.finish_reason or "timeout"
+    return _outputs(ctx, _whole(ctx))
+
+
+def _whole(ctx: Context) -> list[Delta]:
+    prompt = ctx.execution.prompt if ctx.input is not None and not ctx.input.exclude_prompt else ""
+    return [
         Delta(
             index=index,
-            text=("" if ctx.input.exclude_prompt else ctx.execution.prompt) + "".join(sequence.text),
+            text=prompt + "".join(sequence.text),
             token_ids=tuple(sequence.token_ids),
             finish_reason=sequence.finish_reason,
             cumulative_logprob=sequence.cumulative_logprob,
@@ -38,7 +58,6 @@ async def postprocess(ctx: Context, chunk: Chunk) -> Response | None:
         )
         for index, sequence in enumerate(ctx.output.sequences)
     ]
-    return Response(_outputs(ctx, whole), final=True)
 
 
 def _by_sequence(ctx: Context, chunk: Chunk) -> list[Delta]:
@@ -76,7 +95,9 @@ def _outputs(ctx: Context, deltas: list[Delta]) -> dict[str, list[Any]]:
     if wants.logprobs:
         outputs["logprobs"] = [json.dumps(delta.logprobs) for delta in deltas]
     if wants.num_input_tokens:
-        outputs["num_input_tokens"] = [len(ctx.execution.prompt_token_ids or ())]
+        outputs["num_input_tokens"] = [ctx.execution.prompt_tokens or 0]
+    if wants.token_ids and len(deltas) == 1 and deltas[0].token_ids:
+        outputs["token_ids"] = list(deltas[0].token_ids)
     if wants.num_output_tokens:
         outputs["num_output_tokens"] = [len(delta.token_ids) for delta in deltas]
     return outputs

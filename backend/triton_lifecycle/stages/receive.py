@@ -12,13 +12,31 @@ from triton_lifecycle.config import RequestLimits, TimeoutHandling
 from triton_lifecycle.context import Context, Input, Metadata, Wants
 from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.embedding import parse as parse_embedding
-from triton_lifecycle.errors import InvalidInput, Unsupported
+from triton_lifecycle.errors import InvalidInput
+from triton_lifecycle.events import Traced
+from triton_lifecycle.images import measure
 from triton_lifecycle.sampling import parse_object
 from triton_lifecycle.timeouts.limits import choose
+from triton_lifecycle.tracing import Tracing
+from triton_lifecycle.tracing.w3c import bounded, parse
 from triton_lifecycle.triton import RawRequest
 
 OURS: Final = frozenset(
-    {"id", "timeout", "timeout_ms", "priority", "request_priority", "tenant", "traceparent", "control", "control_id"}
+    {
+        "id",
+        "timeout",
+        "timeout_ms",
+        "priority",
+        "request_priority",
+        "tenant",
+        "traceparent",
+        "tracestate",
+        "control",
+        "control_id",
+        "control_token",
+        "partial",
+        "return_token_ids",
+    }
 )
 """Request parameters that steer the request's life and are never sampling parameters. (Triton's HTTP front end copies
 the ``id`` of a generate request into its parameters.)"""
@@ -26,23 +44,47 @@ the ``id`` of a generate request into its parameters.)"""
 OFF_LOOP_CHARS: Final = 64 * 1024
 """Texts longer than this are parsed in a thread."""
 
+MAX_TRACESTATE: Final = 8192
+"""Characters: as much as proxies let a header have. It is the caller's affair only in part, so it is hardly refused."""
+TIMEOUTS: Final = {"timeout": 1_000_000, "timeout_ms": 1000, "x-request-timeout": 1}
+"""Where a caller's limit may stand, and its units per second: Triton's own parameter, ours, and the header that a
+gateway sets and Triton forwards (``--grpc-header-forward-pattern``)."""
 MAX_TIMEOUT_S: Final = 7 * 24 * 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
 
 
 class Receive:
-    """Reads, measures and types a request's values; behind it nothing is text that might be wrong."""
+    """Reads, measures and types a request's values; behind it nothing is text that might be wrong.
 
-    def __init__(self, limits: RequestLimits, timeouts: TimeoutHandling) -> None:
+    Args:
+        limits: how large values may be.
+        timeouts: what a request's limits are made of.
+        strict: whether to refuse what harms nobody but is surely meant otherwise.
+        off_loop: whether long texts are parsed in a thread.
+        tracing: chooses where a request's span stands; ``None`` when requests are not traced.
+
+    """
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        timeouts: TimeoutHandling,
+        *,
+        strict: bool = True,
+        off_loop: bool = True,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._limits = limits
         self._timeouts = timeouts
+        self._strict = strict
+        self._tracing = tracing
+        self._most_on_loop = OFF_LOOP_CHARS if off_loop else math.inf
 
     async def __call__(self, ctx: Context) -> None:
         """Fill the metadata and input layers, and start the deadline: all that follows counts.
 
         Raises:
             InvalidInput: a value breaks a rule; the message names the field.
-            Unsupported: the request asks for what this release or model does not do.
 
         """
         raw = ctx.call.read()
@@ -54,29 +96,55 @@ class Receive:
             timeout=_timeout(raw.parameters),
             tenant=_text(raw.parameters, "tenant"),
             traceparent=_text(raw.parameters, "traceparent"),
+            tracestate=bounded(_text(raw.parameters, "tracestate", MAX_TRACESTATE)),
+            partial=_flag(raw.parameters, "partial"),
         )
+        if self._tracing is not None:
+            _trace(ctx, self._tracing)
         ctx.start_deadline(choose(self._timeouts, ctx.metadata.timeout))
-        large = any(isinstance(value, str) and len(value) > OFF_LOOP_CHARS for value in raw.tensors.values())
+        large = any(isinstance(value, str) and len(value) > self._most_on_loop for value in raw.tensors.values())
         read = functools.partial(self._input, raw, stream=stream)
         ctx.input = await asyncio.to_thread(read) if large else read()
 
     def _input(self, raw: RawRequest, *, stream: bool) -> Input:
-        if raw.tensors.get("image"):
-            raise Unsupported("image: not supported by the loaded model")
         parameters = self._parameters(raw)
         source = self._source(raw, parameters)
+        images = self._images(raw, source)
         exclude = raw.tensors.get("exclude_input_in_output")
         if stream and exclude is False:
             # The official backend's own words, which its users may match on.
             raise InvalidInput("When streaming, `exclude_input_in_output` = False is not allowed.")
         if exclude is None:
             exclude = stream or not isinstance(source, str)
+        continued = tuple(raw.tensors.get("continue_token_ids") or ())
+        if continued and isinstance(source, Embedding):
+            raise InvalidInput("continue_token_ids: they go with text_input or messages, not with embedding_request")
+        wants = {name: bool(raw.tensors.get(f"return_{name}", False)) for name in Wants.__struct_fields__}
+        # A parameter, so that a server that does not know it takes no notice.
+        wants["token_ids"] = _flag(raw.parameters, "return_token_ids")
         return Input(
             source=source,
             parameters=parameters,
-            wants=Wants(**{name: bool(raw.tensors.get(f"return_{name}", False)) for name in Wants.__struct_fields__}),
+            wants=Wants(**wants),
             exclude_prompt=bool(exclude),
+            images=images,
+            continued=continued,
         )
+
+    def _images(self, raw: RawRequest, source: str | Conversation | Embedding) -> tuple[str, ...]:
+        given = tuple(raw.tensors.get("image") or ())
+        if given and isinstance(source, Embedding):
+            raise InvalidInput("image: images go with text_input or messages, not with embedding_request")
+        if isinstance(source, Conversation):
+            if given and source.images:
+                raise InvalidInput("image: given as an input and within the messages; give them once")
+            if len(given) != source.places:
+                raise InvalidInput(
+                    f"image: the messages have {source.places} parts of type image, and {len(given)} images are given"
+                )
+            given = given or source.images
+        measure(given, self._limits)
+        return given
 
     def _source(self, raw: RawRequest, parameters: dict[str, Any]) -> str | Conversation | Embedding:
         """Return what is asked; takes ``messages`` and ``tools`` out of the parameters."""
@@ -97,7 +165,7 @@ class Receive:
             return conversation(messages, tools)
         if tools is not None:
             raise InvalidInput("tools: they are for requests with messages")
-        return _prompt(prompt, most)
+        return _prompt(prompt, most, strict=self._strict)
 
     def _parameters(self, raw: RawRequest) -> dict[str, Any]:
         most = self._limits.max_parameters_bytes
@@ -119,6 +187,19 @@ class Receive:
                     f"sampling_parameters.{name[:60]}: at most {self._limits.max_list_items} items, found {len(value)}"
                 )
         return parameters
+
+
+def _trace(ctx: Context, tracing: Tracing) -> None:
+    """Put the request's span below the caller's, so that also a refusal is seen there."""
+    trace = ctx.trace = tracing.begin(ctx.id, parse(ctx.metadata.traceparent, ctx.metadata.tracestate))
+    ctx.publish(
+        Traced,
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        parent_id=trace.parent_id,
+        sampled=trace.sampled,
+        state=trace.state,
+    )
 
 
 _UNCOUNTED: Final = frozenset(
@@ -154,13 +235,13 @@ def _measure(name: str, text: Any, most: int) -> None:  # noqa: ANN401
         raise InvalidInput(f"{name}: at most {most} bytes are taken, found {len(text.encode())}")
 
 
-def _prompt(prompt: str | None, most: int) -> str:
+def _prompt(prompt: str | None, most: int, *, strict: bool) -> str:
     if prompt is None:
         raise InvalidInput("text_input: missing; give text_input, messages or embedding_request")
     if not prompt:
         raise InvalidInput("text_input: the prompt is empty; at least one token is needed")
     _measure("text_input", prompt, most)
-    if "\0" in prompt:
+    if strict and "\0" in prompt:
         raise InvalidInput(f"text_input: NUL character at position {prompt.index(chr(0))}")
     return prompt
 
@@ -171,15 +252,15 @@ def _is_transport(key: str) -> bool:
 
 
 def _timeout(parameters: dict[str, Any]) -> float | None:
-    """Return the shorter of ``timeout`` (µs, as in Triton) and ``timeout_ms``, in seconds; 0 means none."""
+    """Return the shortest that any of :data:`TIMEOUTS` says, in seconds; 0 means none."""
     found = []
-    for name, scale in (("timeout", 1e-6), ("timeout_ms", 1e-3)):
+    for name, units in TIMEOUTS.items():
         value = parameters.get(name)
         if value is None or (value == 0 and not isinstance(value, bool)):
             continue
-        number = _number(name, value) * scale
+        number = _number(name, value) / units
         if not 0 < number <= MAX_TIMEOUT_S:
-            raise InvalidInput(f"{name}: must be between 0 and {MAX_TIMEOUT_S / scale:.0f}, found {value!r}")
+            raise InvalidInput(f"{name}: must be between 0 and {MAX_TIMEOUT_S * units:.0f}, found {value!r:.100}")
         found.append(number)
     return min(found, default=None)
 
@@ -190,7 +271,7 @@ def _number(name: str, value: Any) -> float:  # noqa: ANN401
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidInput(f"{name}: expected a number, found {value!r}")
+        raise InvalidInput(f"{name}: expected a number, found {value!r:.100}")
     return number
 
 
@@ -199,6 +280,13 @@ def _priority(value: Any) -> int:  # noqa: ANN401
     if number != int(number) or abs(number) > MAX_PRIORITY:
         raise InvalidInput(f"priority: expected a whole number of at most 31 bits, found {value!r}")
     return int(number)
+
+
+def _flag(parameters: dict[str, Any], name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name}: expected true or false, found {value!r}")
+    return value
 
 
 def _text(parameters: dict[str, Any], name: str, limit: int = 256) -> str:

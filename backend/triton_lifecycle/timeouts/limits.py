@@ -13,10 +13,16 @@ class Limits(msgspec.Struct, frozen=True):
     first_token: float | None = None
     stall: float | None = None
     total: float | None = None
+    slow: float | None = None
+    """After so long the request counts as slow; that is told, and no more."""
+    patient: frozenset[str] = frozenset()
+    """Which of ``first_token`` and ``stall`` count only while the engine makes no token for anybody: a request that
+    waits its turn, or was preempted, is no stalled one."""
 
     def named(self) -> dict[str, float]:
         """Return the limits that are on, by name."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        found = {"first_token": self.first_token, "stall": self.stall, "total": self.total}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def choose(settings: TimeoutHandling, caller: float | None) -> Limits:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from triton_lifecycle.engine import Chunk, EmbeddingRequest, EngineRequest, Limits, Load, Sampling, too_long
+from triton_lifecycle.engine import (
+    Chunk,
+    EmbeddingRequest,
+    EngineRequest,
+    Limits,
+    Load,
+    Remainder,
+    Sampling,
+    too_long,
+)
 from triton_lifecycle.engine.simulated import sampling as sampling_rules
 from triton_lifecycle.engine.simulated import settings as settings_rules
 from triton_lifecycle.engine.simulated.faults import FaultPlan
 from triton_lifecycle.engine.simulated.language import Language
+from triton_lifecycle.engine.simulated.sampling import Values
 from triton_lifecycle.engine.simulated.scheduler import Batch, Job, Scheduler
 from triton_lifecycle.engine.simulated.sequence import Sequence
 from triton_lifecycle.engine.simulated.text import Vocabulary
+from triton_lifecycle.engine.splice import continues
 from triton_lifecycle.errors import (
     EngineDied,
     EngineError,
@@ -23,25 +35,37 @@ from triton_lifecycle.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Collection
 
     from triton_lifecycle.engine.simulated.settings import Fault, SimulatedSettings
 
+_DEFAULTS: Mapping[str, Any] = dict(Values.model_validate({}))
 _TURN = 256
 """Tokens made at one go before their readers, and everybody else on the loop, get their turn; about 1 ms."""
+_READERS = 8
+"""Readers woken at one go, likewise: each has some 100 µs of work with what it takes, and all of them come before
+anything else on the loop. vLLM hands out the results of a step in slices too."""
 _BEHIND = 0.1
 """Seconds that the steps may lag behind the clock; what is more is lost, as if the engine were that much slower."""
+
+
+_MANY = 999
+"""Images in a prompt; vLLM's own default."""
 
 
 class _Live:
     """A request that somebody reads."""
 
-    def __init__(self, request: EngineRequest, sequences: list[Sequence], faults: list[Fault]) -> None:
+    def __init__(
+        self, request: EngineRequest, sequences: list[Sequence], faults: list[Fault], prompt_tokens: int
+    ) -> None:
         self.id = request.id
+        self.prompt_tokens = prompt_tokens
         self.sequences = sequences
         self.jobs: list[Job] = []
         self.left = len(sequences)
         self.faults = faults
+        self.made_before = request.made
         self.scheduled_at: float | None = None
         self.news = False
         self.error: EngineError | None = None
@@ -59,7 +83,9 @@ class _Live:
         deltas = tuple([delta for sequence in self.sequences if (delta := sequence.take()) is not None])
         if not deltas:
             return None
-        return Chunk(deltas, not self.left, self.scheduled_at, self.jobs[0].cached)
+        return Chunk(
+            deltas, not self.left, self.scheduled_at, self.jobs[0].cached, self.prompt_tokens, self.jobs[0].created
+        )
 
 
 class SimulatedEngine:
@@ -90,7 +116,12 @@ class SimulatedEngine:
     @property
     def limits(self) -> Limits:
         """The model's limits."""
-        return Limits(max_model_len=self._settings.max_model_len, vocab_size=self._settings.vocab_size)
+        return Limits(
+            max_model_len=self._settings.max_model_len,
+            vocab_size=self._settings.vocab_size,
+            images=_MANY if self._settings.image_tokens else 0,
+            max_num_seqs=self._settings.max_num_seqs,
+        )
 
     @property
     def alive(self) -> bool:
@@ -133,14 +164,21 @@ class SimulatedEngine:
     async def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """Write one line for each tool and turn, and open the assistant's."""
         lines = [f"tool {tool.get('function', tool).get('name', '')}" for tool in tools or ()]
-        lines += [f"{turn['role']} : {turn['content']}" for turn in messages]
+        lines += [f"{turn['role']} : {_text(turn['content'])}" for turn in messages]
         return "\n".join([*lines, "assistant :"])
 
     async def embed(self, request: EmbeddingRequest) -> list[float]:  # noqa: ARG002 - it has none
         """Refuse: it has no vectors."""
         raise Unsupported("embedding_request: the simulated engine makes no embeddings")
 
-    async def tokenize(self, prompt: str, *, special: bool = True, room: int = 1) -> list[int]:  # noqa: ARG002 - it has none
+    async def tokenize(
+        self,
+        prompt: str,
+        *,
+        special: bool = True,  # noqa: ARG002 - it has none
+        room: int = 1,  # noqa: ARG002 - it has no embeddings
+        images: int = 0,  # noqa: ARG002 - they need no place
+    ) -> list[int]:
         """Return the prompt's tokens; raises ``PromptTooLong`` when no output token would fit behind them."""
         tokens = await self._vocabulary.encode(prompt)
         self._check_prompt(tokens)
@@ -164,6 +202,26 @@ class SimulatedEngine:
                     raise live.error
         finally:
             self._drop(live)
+            # Its jobs hold it too, and an error that was raised here holds this frame.
+            live.jobs.clear()
+            live.error = None
+
+    async def restart(self) -> None:
+        """End every request and begin anew; takes ``startup_s``."""
+        await self.stop()
+        await self.start()
+
+    def remainder(self, request: EngineRequest, made: Collection[int]) -> Remainder | None:
+        """Return what follows the tokens ``made``, where vLLM's rules call that exact."""
+        values: Values = request.sampling.native
+        if not continues(dict(values), _DEFAULTS):
+            return None
+        return Remainder(request.after(list(made), _shortened(values, len(made))), kept=len(made))
+
+    def repeatable(self, sampling: Sampling) -> bool:
+        """Return whether the same tokens would come again."""
+        values: Values = sampling.native
+        return values.greedy or values.seed is not None
 
     def load(self) -> Load:
         """Return the load of this moment; sequences run and wait, requests may hold several."""
@@ -173,6 +231,10 @@ class SimulatedEngine:
             waiting=len(scheduler.waiting),
             kv_usage=scheduler.pool.usage,
             requests=len(self._requests),
+            preemptions=scheduler.preemptions,
+            cache_queries=scheduler.cache_queries,
+            cache_hits=scheduler.cache_hits,
+            output_tokens=self._made,
         )
 
     def inject(self, fault: Fault) -> None:
@@ -194,6 +256,7 @@ class SimulatedEngine:
         self._requests: dict[str, _Live] = {}
         self._random = Random(self._settings.seed)  # noqa: S311 - a simulation
         self._arrivals = 0
+        self._made = 0
         self._wake = asyncio.Event()
         self._stalled_until = float("-inf")
         self._slow_until = float("-inf")
@@ -206,12 +269,13 @@ class SimulatedEngine:
             raise EngineDied("the simulated engine is not running")
         if request.id in self._requests:
             raise GenerationFailed(f"the request id {request.id!r} is in the engine already")
-        self._check_prompt(request.token_ids)
+        prompt = [*self._seen(request.images), *request.token_ids]
+        self._check_prompt(prompt)
         values = request.sampling.native
         longest = self._settings.max_model_len
-        sequences = [Sequence(self._language, request.token_ids, values, i, longest) for i in range(values.n)]
+        sequences = [Sequence(self._language, prompt, values, i, longest) for i in range(values.n)]
         faults = self._faults.strike(lambda: self._vocabulary.text(request.token_ids))
-        live = _Live(request, sequences, faults)
+        live = _Live(request, sequences, faults, len(prompt))
         now = asyncio.get_running_loop().time()
         for sequence in sequences:
             job = Job(sequence, live, request.priority, self._arrivals, now)
@@ -221,6 +285,16 @@ class SimulatedEngine:
         self._requests[request.id] = live
         self._wake.set()
         return live
+
+    def _seen(self, images: tuple[Any, ...]) -> list[int]:
+        """Return the tokens that stand for the images, before the prompt's own: alike for alike pictures."""
+        if images and not self._settings.image_tokens:
+            raise Unsupported("image: this simulated engine takes no images (image_tokens is 0)")
+        tokens = []
+        for image in images:
+            view = Random(image.tobytes())  # noqa: S311 - a simulation
+            tokens += [view.randrange(1, len(self._vocabulary)) for _ in range(self._settings.image_tokens)]
+        return tokens
 
     def _check_prompt(self, tokens: list[int]) -> None:
         longest, vocabulary = self._settings.max_model_len, self._settings.vocab_size
@@ -252,7 +326,7 @@ class SimulatedEngine:
 
     def _strike(self, live: _Live, now: float) -> bool:
         """Let the faults strike that are due for this request; True if it is no longer to be worked on."""
-        made = sum(sequence.made for sequence in live.sequences)
+        made = live.made_before + sum(sequence.made for sequence in live.sequences)
         while live.faults and made >= (live.faults[0].on.token or 0):
             fault = live.faults.pop(0)
             if fault.do == "raise":
@@ -321,16 +395,18 @@ class SimulatedEngine:
     async def _finish(self, batch: Batch, now: float, made: int) -> int:
         """Make the tokens of a step that has ended; count them on from ``made``, the tokens since the last turn."""
         scheduler = self._scheduler
+        woken = 0
         for job in batch.jobs:
-            if made >= _TURN:
+            if made >= _TURN or woken >= _READERS:
                 await asyncio.sleep(0)
-                made = 0
+                made = woken = 0
             if job.gone or not scheduler.computed(job):
                 continue
             live: _Live = job.owner
             if live.faults and self._strike(live, now):
                 continue
             made += 1
+            self._made += 1
             if job.sequence.advance():
                 scheduler.remove(job)
                 live.left -= 1
@@ -338,6 +414,7 @@ class SimulatedEngine:
                     del self._requests[live.id]
             if not live.news:
                 live.tell()
+                woken += 1
         return made
 
     async def _sit_out_stall(self, clock: float) -> float:
@@ -357,3 +434,15 @@ class SimulatedEngine:
     def _driver_ended(self, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and (fault := driver.exception()) is not None:
             self._die(f"died of a fault of its own: {fault!r}")
+
+
+def _shortened(values: Values, made: int) -> Values:
+    """Return the sampling parameters for an answer of which some tokens are made."""
+    most = values.max_tokens
+    return values.model_copy(
+        update={"max_tokens": None if most is None else most - made, "min_tokens": max(0, values.min_tokens - made)}
+    )
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

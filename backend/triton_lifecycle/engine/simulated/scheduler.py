@@ -34,6 +34,8 @@ class Job:
         self.gone = False
         self.cached: int | None = None
         """Prompt tokens found in the prefix cache when it first ran; ``None`` before."""
+        self.created: int | None = None
+        """Prompt tokens that it adds to the prefix cache, which keeps full blocks alone; ``None`` before it ran."""
         self.computed = 0
         """Tokens whose keys and values are in the cache."""
         self.capacity = 0
@@ -71,6 +73,9 @@ class Scheduler:
         self.running: list[Job] = []
         self.waiting: list[Job] = []
         self.preemptions = 0
+        self.cache_queries = 0
+        self.cache_hits = 0
+        """Prompt tokens looked up in the prefix cache, and found there."""
 
     def add(self, job: Job) -> None:
         """Put a job into the queue, at the place that its priority and arrival give it."""
@@ -159,6 +164,9 @@ class Scheduler:
         job.computed = hits * self._block
         if job.cached is None:
             job.cached = job.computed
+            self.cache_queries += total if self._cache else 0
+            self.cache_hits += job.computed
+            job.created = total // self._block * self._block - job.computed if self._cache else 0
         return True
 
     def _release(self, job: Job) -> None:

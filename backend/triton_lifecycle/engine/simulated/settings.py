@@ -28,7 +28,8 @@ class When(BaseModel):
     probability: Annotated[float, Field(gt=0, le=1)] | None = None
     """Drawn once per request from the seed, so that the same run strikes the same requests."""
     token: Count | None = None
-    """Strike once the request has made this many tokens; without it, before its first token."""
+    """Strike once the request has made this many tokens, those of earlier attempts included; without it, before its
+    first token."""
 
     @property
     def anything(self) -> bool:
@@ -75,6 +76,8 @@ class SimulatedSettings(BaseModel):
     kv_blocks: Count = 4096
     prefix_cache: bool = True
     max_logprobs: Annotated[int, Field(ge=0)] = 20
+    image_tokens: Annotated[int, Field(ge=0)] = 0
+    """What an image adds to the prompt, before its text; 0 for a model that takes no images."""
 
     base_ms: NotNegative = 5.0
     """Duration of a step apart from what follows."""
