@@ -18,6 +18,7 @@ from triton_lifecycle.errors import (
     EngineError,
     EngineRestarting,
     FirstTokenTimeout,
+    Forbidden,
     GenerationFailed,
     InvalidInput,
     LifecycleError,
@@ -35,7 +36,7 @@ from triton_lifecycle.errors import (
 
 if TYPE_CHECKING:
     from .client import AsyncClient
-    from .errors import ModelNotFound, ProtocolError, ServerUnreachable, WrongPort
+    from .errors import ModelNotFound, ProtocolError, ResumeFailed, ServerUnreachable, WrongPort
     from .retry import NO_RETRY, RetryPolicy
     from .stream import Stream
     from .sync import Client, SyncStream
@@ -56,6 +57,7 @@ __all__ = [
     "EngineError",
     "EngineRestarting",
     "FirstTokenTimeout",
+    "Forbidden",
     "GenerationFailed",
     "InvalidInput",
     "LifecycleError",
@@ -66,6 +68,7 @@ __all__ = [
     "ProtocolError",
     "QueueFull",
     "RequestError",
+    "ResumeFailed",
     "RetryPolicy",
     "SamplingOptions",
     "ServerState",
@@ -84,7 +87,7 @@ __all__ = [
 
 _HOMES = {
     ".client": ("AsyncClient",),
-    ".errors": ("ModelNotFound", "ProtocolError", "ServerUnreachable", "WrongPort"),
+    ".errors": ("ModelNotFound", "ProtocolError", "ResumeFailed", "ServerUnreachable", "WrongPort"),
     ".retry": ("NO_RETRY", "RetryPolicy"),
     ".stream": ("Stream",),
     ".sync": ("Client", "SyncStream"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import server_cli
+from . import config_cli, events_cli, server_cli
 from .terminal import ASK_CODES, UsageFault, err, out, print_json, reported, write
 
 if TYPE_CHECKING:
@@ -175,12 +175,26 @@ def status(
         show_timing({found.status: found})
 
 
-@app.command(epilog="**Example**\n\n`lifecycle cancel 7d5c…`\n\n" + ASK_CODES)
+@app.command(epilog="**Examples**\n\n`lifecycle cancel 7d5c…`\n\n`lifecycle cancel --all -m smollm2`\n\n" + ASK_CODES)
 def cancel(
-    request_id: RequestId, *, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False
+    request_id: Annotated[
+        str | None, typer.Argument(help="The caller's id of the request, or the server's own.")
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Cancel every live request of the model.")] = False,
+    url: Url = None,
+    grpc: Grpc = None,
+    model: Model = "smollm2",
+    as_json: AsJson = False,
 ) -> None:
-    """Cancel a request that somebody else waits for."""
+    """Cancel a request that somebody else waits for, or all of them."""
+    if (request_id is None) is not every:
+        raise typer.BadParameter("give the id of one request, or --all", param_hint="REQUEST_ID")
     with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        if request_id is None:
+            count = client.cancel_all()
+            print_json({"cancelled": count}) if as_json else out.print(f"{count} requests cancelled")
+            return
         cancelled = client.cancel(request_id)
         if as_json:
             print_json({"id": request_id, "cancelled": cancelled})
@@ -190,7 +204,20 @@ def cancel(
             )
 
 
+@app.command(epilog="**Example**, as a probe\n\n`lifecycle ready --url 127.0.0.1:8001 -m smollm2`\n\n" + ASK_CODES)
+def ready(*, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False) -> None:
+    """Tell whether the model would serve a request now. Exit code 0 only then: good as a readiness probe."""
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        client.check_ready()
+        if as_json:
+            print_json({"ready": True})
+        else:
+            out.print(f"{model} is ready", markup=False)
+
+
 server_cli.register(app)
+app.add_typer(config_cli.app, name="config")
+events_cli.register(app)
 
 
 def sampling(extra: list[str] | None, **named: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any JSON type

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 import uuid
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from triton_lifecycle.errors import InvalidInput, LifecycleError
 
 from . import codec
-from .errors import ModelNotFound, ServerUnreachable, WrongPort
+from .errors import ModelNotFound, ResumeFailed, ServerUnreachable, WrongPort
+from .resume import Course
 from .retry import RetryPolicy
+from .spans import span_of
 from .stream import Stream, Tally
 from .transport import Endpoint, Transport, endpoint, open_transport
 from .types import (
     Cancellation,
     Chunk,
     Completion,
+    Control,
     ControlRequest,
     GenerateRequest,
     Options,
     Protocol,
+    Readiness,
     SamplingOptions,
     ServerState,
     Status,
+    Sweep,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CONTROL_TIMEOUT_S = 20.0
 """They take milliseconds; but a machine whose cores are all taken may let a client wait for seconds."""
+TOKEN_VARIABLE = "LIFECYCLE_CONTROL_TOKEN"  # noqa: S105 - its name, not its value
 _POLL_S = 0.2
 _GRACE_S = 1.0
 """How long after the server's own limit the client waits for the server's word on it before it gives up itself."""
@@ -59,8 +64,9 @@ class AsyncClient:
         protocol: ``"grpc"`` (default) or ``"http"``.
         timeout: seconds for a whole request unless a call says otherwise.
         control_timeout: seconds for each question about a request, the server or its models.
-        retry: when a request that has brought nothing yet is sent again.
+        retry: when a request that has brought nothing yet is sent again; and a stream that broke goes on where it was.
         headers: sent with every request, over gRPC as metadata.
+        control_token: what the server wants of control requests; by default the environment's LIFECYCLE_CONTROL_TOKEN.
 
     """
 
@@ -74,13 +80,15 @@ class AsyncClient:
         control_timeout: float = DEFAULT_CONTROL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
+        control_token: str | None = None,
     ) -> None:
         self.endpoint: Endpoint = endpoint(url, protocol)
         self.model = model
         self._timeout = _seconds("timeout", timeout)
         self._control_timeout = _seconds("control_timeout", control_timeout)
         self._retry = retry or RetryPolicy()
-        self._transport: Transport = open_transport(self.endpoint, headers)
+        self._control_token = control_token or os.environ.get(TOKEN_VARIABLE) or None
+        self._transport: Transport = open_transport(self.endpoint, headers, self._control_token)
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Completion:
         """Return the model's whole answer. Cancelling the task that waits here cancels the work on the server.
@@ -117,9 +125,24 @@ class AsyncClient:
         """
         return (await self._control("cancel", request_id, Cancellation)).cancelled
 
+    async def cancel_all(self) -> int:
+        """Cancel every live request of the model, whoever waits for it; return how many there were."""
+        return (await self._control("cancel_all", None, Sweep)).cancelled
+
     async def state(self) -> ServerState:
         """Return what the server as a whole is doing."""
         return await self._control("state", None, ServerState)
+
+    async def check_ready(self) -> None:
+        """Ask the model itself whether it would serve a request now: its engine, its event loop, whether it drains.
+
+        Triton's own readiness knows of none of them (before the hook for it came).
+
+        Raises:
+            LifecycleError: it would not; the message says why.
+
+        """
+        await self._control("ready", None, Readiness)
 
     async def models(self) -> list[str]:
         """Return the names of the models that the server has ready."""
@@ -177,17 +200,20 @@ class AsyncClient:
         for name in ("stop", "stop_token_ids"):
             if name in sampling and not isinstance(sampling[name], str):
                 sampling[name] = tuple(sampling[name])
+        parameters = dict(given.get("parameters", {}))
         return GenerateRequest(
             model=given.get("model", self.model),
             prompt=prompt,
             request_id=given.get("request_id") or uuid.uuid4().hex,
-            timeout=_seconds("timeout", given.get("timeout", self._timeout)),
+            timeout=_limit(given.get("timeout"), parameters.pop("timeout_ms", None), self._timeout),
             stream=stream,
             sampling=SamplingOptions(**sampling, extra=dict(given.get("sampling", {}))),
             priority=given.get("priority"),
             tenant=given.get("tenant"),
             traceparent=given.get("traceparent"),
-            parameters=dict(given.get("parameters", {})),
+            tracestate=given.get("tracestate"),
+            parameters=parameters,
+            return_token_ids=stream and self._retry.attempts > 1,
         )
 
     def _open(self, request: GenerateRequest) -> Stream:
@@ -195,28 +221,43 @@ class AsyncClient:
         return Stream(request, tally, self._attempts(request, tally))
 
     async def _attempts(self, request: GenerateRequest, tally: Tally) -> AsyncGenerator[Chunk, None]:
-        """Send the request, and again where that is safe and the deadline allows it."""
+        """Send the request, and again where that is safe and the deadline allows it: each text comes once."""
         tally.started = time.monotonic()
+        with span_of(request, tally) as sent:
+            async with aclosing(self._tries(sent, tally)) as answers:
+                async for chunk in answers:
+                    yield chunk
+
+    async def _tries(self, request: GenerateRequest, tally: Tally) -> AsyncGenerator[Chunk, None]:
+        course = Course(request, self._retry)
         attempt = request
         while True:
             tally.attempts += 1
             try:
                 async with aclosing(self._transport.exchange(attempt, attempt.timeout + _GRACE_S)) as answers:
                     async for chunk in answers:
-                        yield chunk
+                        if (new := course.received.new(chunk)) is not None:
+                            yield new
+                course.received.finish()
+            except ResumeFailed:
+                raise
             except LifecycleError as error:
-                pause = None if tally.first_chunk_s is not None else self._retry.pause(error, tally.attempts)
+                pause = course.pause(error, tally.attempts)
                 left = request.timeout - (time.monotonic() - tally.started)
                 if pause is None or pause >= left:
                     raise await self._explained(error, request.model) from None
+                attempt = course.next(error, left - pause)
                 await asyncio.sleep(pause)
-                attempt = msgspec.structs.replace(request, timeout=left - pause)
             else:
                 return
 
-    async def _control(self, control: Literal["status", "cancel", "state"], request_id: str | None, kind: type[T]) -> T:
+    async def _control(self, control: Control, request_id: str | None, kind: type[T]) -> T:
         request = ControlRequest(
-            model=self.model, control=control, control_id=request_id, timeout=self._control_timeout
+            model=self.model,
+            control=control,
+            control_id=request_id,
+            token=self._control_token,
+            timeout=self._control_timeout,
         )
         answer: Chunk | None = None
         try:
@@ -236,6 +277,17 @@ class AsyncClient:
         except LifecycleError:
             return error
         return ModelNotFound(f"{self.endpoint} has no model {model!r} ready; it has: {names}")
+
+
+def _limit(seconds: float | None, milliseconds: Any, default: float) -> float:  # noqa: ANN401 - as the caller gave it
+    """Return the shorter of both ways to give a request's timeout; as on the server, 0 ms means none."""
+    given = [] if seconds is None else [_seconds("timeout", seconds)]
+    if milliseconds is not None and (milliseconds != 0 or isinstance(milliseconds, bool)):
+        try:
+            given.append(_seconds("timeout_ms", milliseconds) / 1e3)
+        except InvalidInput:
+            raise InvalidInput(f"parameter 'timeout_ms' must be milliseconds above 0, got {milliseconds!r}") from None
+    return min(given, default=default)
 
 
 def _seconds(name: str, value: float) -> float:

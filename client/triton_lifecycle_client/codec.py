@@ -23,11 +23,15 @@ _RESERVED = frozenset(
 )
 
 
-def tensors(request: GenerateRequest | ControlRequest) -> dict[str, str | bool]:
-    """Return the input tensors by name, each of one element."""
+Tensor = str | bool | tuple[int, ...]
+"""An input's value; all but whole numbers have one element."""
+
+
+def tensors(request: GenerateRequest | ControlRequest) -> dict[str, Tensor]:
+    """Return the input tensors by name."""
     if isinstance(request, ControlRequest):
         return {"text_input": "", "stream": False}
-    values: dict[str, str | bool] = {
+    values: dict[str, Tensor] = {
         "text_input": _sendable("prompt", request.prompt),
         "stream": request.stream,
         # Always sent: without it the server takes the request parameters for sampling parameters.
@@ -38,6 +42,8 @@ def tensors(request: GenerateRequest | ControlRequest) -> dict[str, str | bool]:
     }
     if not request.stream:
         values["exclude_input_in_output"] = True
+    if request.continued:
+        values["continue_token_ids"] = request.continued
     return values
 
 
@@ -50,7 +56,8 @@ def parameters(request: GenerateRequest | ControlRequest) -> dict[str, Parameter
     """
     if isinstance(request, ControlRequest):
         values: dict[str, Parameter] = {"control": request.control}
-        return values if request.control_id is None else values | {"control_id": request.control_id}
+        also = {"control_id": request.control_id, "control_token": request.token}
+        return values | {name: value for name, value in also.items() if value is not None}
     for name, value in request.parameters.items():
         if name in _RESERVED or name.startswith("triton_"):
             hint = f"; use the option {name!r} instead" if name in {"timeout", "priority"} else ""
@@ -60,7 +67,13 @@ def parameters(request: GenerateRequest | ControlRequest) -> dict[str, Parameter
                 f"parameter {name!r} must be a number, a boolean or a string, got {type(value).__name__}; "
                 "lists and objects belong into sampling"
             )
-    ours = {"tenant": request.tenant, "traceparent": request.traceparent}
+    ours: dict[str, Parameter | None] = {
+        "tenant": request.tenant,
+        "traceparent": request.traceparent,
+        "tracestate": request.tracestate,
+        # Another server than ours takes no notice of it.
+        "return_token_ids": request.return_token_ids or None,
+    }
     return request.parameters | {name: value for name, value in ours.items() if value is not None}
 
 
@@ -105,7 +118,8 @@ def chunk(outputs: Mapping[str, list[Any]]) -> Chunk | None:
         return None
     counts = tuple(int(count) for count in outputs.get("num_output_tokens", ()))
     prompt = outputs.get("num_input_tokens", ())
-    return Chunk(texts, reasons, counts, int(prompt[0]) if prompt else None)
+    ids = tuple(int(token) for token in outputs.get("token_ids", ()))
+    return Chunk(texts, reasons, counts, int(prompt[0]) if prompt else None, ids)
 
 
 def document(answer: Chunk | None, kind: type[T]) -> T:

@@ -68,6 +68,8 @@ def _timing_table(statuses: Mapping[str, Status]) -> Table:
         "ended by": [status.finish_reason or status.slug or "-" for status in statuses.values()],
     }.items():
         table.add_row(label, *values)
+    if any(status.node for status in statuses.values()):
+        table.add_row("served by", *(status.node or "-" for status in statuses.values()))
     return table
 
 

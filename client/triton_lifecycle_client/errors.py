@@ -34,6 +34,13 @@ class WrongPort(ServerUnreachable):
     retryable = False
 
 
+class ResumeFailed(ServerUnreachable):
+    """A stream broke after it had begun, and cannot go on exactly where it was."""
+
+    slug = "resume_failed"
+    retryable = False
+
+
 class ModelNotFound(RequestError):
     """The server has no model of this name."""
 

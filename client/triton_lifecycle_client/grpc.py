@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from .transport import Endpoint
 
-_OUTPUTS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens")
+_OUTPUTS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens", "token_ids")
 
 _REASONS = {
     "refused": "connection refused",
@@ -68,7 +68,8 @@ class GrpcTransport:
 
     async def exchange(self, request: GenerateRequest | ControlRequest, limit_s: float) -> AsyncGenerator[Chunk, None]:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
-        call = self._client.stream_infer(_once(_infer(request)), stream_timeout=limit_s, headers=self._headers or None)
+        headers = self._headers | request.trace_headers if isinstance(request, GenerateRequest) else self._headers
+        call = self._client.stream_infer(_once(_infer(request)), stream_timeout=limit_s, headers=headers or None)
         complete: set[int] = set()
         try:
             async for result, error in call:
@@ -136,6 +137,11 @@ class GrpcTransport:
             raise Cancelled("the client was closed while the request was under way") from None
         if status == "UNIMPLEMENTED" or "Received http2 header" in details:
             raise WrongPort(f"what answers at {self._where} speaks gRPC, but is no Triton ({details})") from None
+        if "RST_STREAM" in details:
+            # A proxy's way to say that the server behind it has gone in the middle of an answer.
+            raise ServerUnreachable(
+                f"the answer from {self._where} was cut off ({details}); the server behind it has died"
+            ) from None
         if status != "UNAVAILABLE":
             raise translate(details) from None
         if "failed to connect" not in details and "resolving" not in details:
@@ -192,7 +198,10 @@ def _infer(request: GenerateRequest | ControlRequest) -> dict[str, Any]:
     return inference
 
 
-def _input(name: str, value: str | bool) -> Any:  # noqa: ANN401, FBT001
+def _input(name: str, value: codec.Tensor) -> Any:  # noqa: ANN401
+    if isinstance(value, tuple):
+        tensor = InferInput(name, [len(value)], "INT64")
+        return tensor.set_data_from_numpy(np.array(value, dtype=np.int64))
     if isinstance(value, bool):
         tensor = InferInput(name, [1], "BOOL")
         return tensor.set_data_from_numpy(np.array([value], dtype=np.bool_))

@@ -32,7 +32,10 @@ _OVERTAKEN_S = (0.05, 0.1, 0.2, 0.4)
 class HttpTransport:
     """One connection pool to one server. Use it in the event loop in which its first request was made."""
 
-    def __init__(self, where: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, where: Endpoint, headers: Mapping[str, str] | None = None, control_token: str | None = None
+    ) -> None:
+        self._control_token = control_token
         self._where = where
         self._base = f"{'https' if where.secure else 'http'}://{where.address}/v2"
         self._headers = dict(headers or {})
@@ -48,11 +51,13 @@ class HttpTransport:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
         stream = isinstance(request, GenerateRequest) and request.stream
         path = f"/models/{request.model}/{'generate_stream' if stream else 'generate'}"
+        headers = None
         if isinstance(request, GenerateRequest):
+            headers = request.trace_headers
             self._unanswered[id(request)] = request
         try:
             async with (
-                self._request("POST", path, limit_s, codec.http_body(request)) as response,
+                self._request("POST", path, limit_s, codec.http_body(request), headers) as response,
                 aclosing(_events(response)) as events,
             ):
                 async for event in events:
@@ -116,7 +121,9 @@ class HttpTransport:
         task.add_done_callback(self._farewells.discard)
 
     async def _cancel(self, request: GenerateRequest) -> None:
-        order = ControlRequest(model=request.model, control="cancel", control_id=request.request_id)
+        order = ControlRequest(
+            model=request.model, control="cancel", control_id=request.request_id, token=self._control_token
+        )
         with suppress(LifecycleError):  # best effort: the server may be the reason why we leave
             for pause in _OVERTAKEN_S:
                 try:
@@ -134,11 +141,18 @@ class HttpTransport:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, limit_s: float, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        limit_s: float,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a request, close the connection on the way out, and translate the library's errors."""
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
-        opening = asyncio.ensure_future(self._session.request(method, self._base + path, data=body, timeout=timeout))
+        opening = asyncio.ensure_future(
+            self._session.request(method, self._base + path, data=body, timeout=timeout, headers=headers)
+        )
         self._opening.add(opening)
         try:
             async with await opening as response:

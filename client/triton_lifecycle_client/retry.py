@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Exponential pauses with jitter; the server's own hint goes first.
 
-    The caller of :meth:`pause` sees to it that nothing of an answer has arrived yet: only then is sending again safe.
+    The caller of :meth:`pause` sees to it that sending again is safe: nothing of an answer has arrived yet, or what has
+    can be left out of the new one (``resume.py``).
 
     Attributes:
         attempts: how often a request is sent at most; 1 means never again.

@@ -93,6 +93,11 @@ class Stream:
         return self._tally.texts[0] if self._tally.texts else ""
 
     @property
+    def attempts(self) -> int:
+        """How often the request was sent so far."""
+        return self._tally.attempts
+
+    @property
     def completion(self) -> Completion:
         """The answer as a whole, once the iteration has come to its end.
 

@@ -119,6 +119,7 @@ class Client:
         control_timeout: float = DEFAULT_CONTROL_TIMEOUT_S,
         retry: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
+        control_token: str | None = None,
     ) -> None:
         self._client = AsyncClient(
             url,
@@ -128,6 +129,7 @@ class Client:
             control_timeout=control_timeout,
             retry=retry,
             headers=headers,
+            control_token=control_token,
         )
         self._loop: _Loop | None = _Loop.hold()
 
@@ -157,9 +159,17 @@ class Client:
         """Cancel a request from outside; return whether it was still live."""
         return self._call(self._client.cancel(request_id))
 
+    def cancel_all(self) -> int:
+        """Cancel every live request of the model, whoever waits for it; return how many there were."""
+        return self._call(self._client.cancel_all())
+
     def state(self) -> ServerState:
         """Return what the server as a whole is doing."""
         return self._call(self._client.state())
+
+    def check_ready(self) -> None:
+        """Ask the model itself whether it would serve a request now; see :meth:`AsyncClient.check_ready`."""
+        self._call(self._client.check_ready())
 
     def models(self) -> list[str]:
         """Return the names of the models that the server has ready."""

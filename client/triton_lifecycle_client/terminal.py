@@ -94,3 +94,8 @@ def write(text: str) -> None:
     """Write text of the model on stdout, at once and untouched."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """Return the text without what would move a terminal's cursor or change its colours."""
+    return "".join(char if char.isprintable() else "�" for char in text)

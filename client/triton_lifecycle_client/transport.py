@@ -96,7 +96,9 @@ def cancelled_by_caller() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def open_transport(where: Endpoint, headers: Mapping[str, str] | None = None) -> Transport:
+def open_transport(
+    where: Endpoint, headers: Mapping[str, str] | None = None, control_token: str | None = None
+) -> Transport:
     """Return the transport for an endpoint; imports only the library that it needs."""
     if where.protocol == "grpc":
         from .grpc import GrpcTransport  # noqa: PLC0415 - half a second that HTTP users need not pay
@@ -104,4 +106,4 @@ def open_transport(where: Endpoint, headers: Mapping[str, str] | None = None) ->
         return GrpcTransport(where, headers)
     from .http import HttpTransport  # noqa: PLC0415
 
-    return HttpTransport(where, headers)
+    return HttpTransport(where, headers, control_token)

@@ -69,6 +69,7 @@ class Options(TypedDict, total=False):
     priority: int
     tenant: str
     traceparent: str
+    tracestate: str
     request_id: str
     model: str
     parameters: Mapping[str, Parameter]
@@ -79,6 +80,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         timeout: seconds the server may take in all.
+        return_token_ids: whether the server is to tell the tokens of a stream, to go on from if it breaks.
+        continued: tokens of the answer that are there already; the server goes on behind them.
 
     """
 
@@ -91,15 +94,28 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     tenant: str | None = None
     traceparent: str | None = None
+    tracestate: str | None = None
     parameters: dict[str, Parameter] = {}
+    return_token_ids: bool = False
+    continued: tuple[int, ...] = ()
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """What names the caller's span, as headers for Triton itself and what lies before it."""
+        given = {"traceparent": self.traceparent, "tracestate": self.tracestate}
+        return {name: value for name, value in given.items() if value}
+
+
+Control = Literal["status", "cancel", "cancel_all", "state", "ready"]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A question about, or an order to, the server's own records instead of a prompt."""
 
     model: str
-    control: Literal["status", "cancel", "state"]
+    control: Control
     control_id: str | None = None
+    token: str | None = None
     timeout: float = 5.0
 
 
@@ -111,6 +127,7 @@ class Chunk(msgspec.Struct, frozen=True):
         finish_reasons: ``None`` until a sequence has ended.
         token_counts: output tokens in this response.
         prompt_tokens: tokens of the prompt.
+        token_ids: the tokens of the one sequence in this response; empty where the server does not tell them.
 
     """
 
@@ -118,6 +135,7 @@ class Chunk(msgspec.Struct, frozen=True):
     finish_reasons: tuple[str | None, ...] = ()
     token_counts: tuple[int, ...] = ()
     prompt_tokens: int | None = None
+    token_ids: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -171,8 +189,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What the server knows of a request, live or ended.
 
     Attributes:
+        status: ``live``, how it ended, or ``lost`` when the replica that served it is gone.
         times_ms: milliseconds since ``received`` by point of life; a point not reached is absent.
         received_at: Unix seconds.
+        updated_at: Unix seconds of this record.
+        node: the replica that serves or served it.
+        cached_tokens: prompt tokens found in the engine's prefix cache; ``created_tokens`` were added to it.
+        prompt: only where the server keeps it, as ``outputs``; else perhaps their hashes (SHA-256).
+        truncated: whether these texts are only beginnings.
 
     """
 
@@ -182,21 +206,42 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     stage: str
     received_at: float
+    updated_at: float = 0.0
+    node: str = ""
+    priority: int = 0
+    timeout: float | None = None
+    tenant: str = ""
+    kind: str = ""
+    limits: dict[str, float] = {}
     times_ms: dict[str, float] = {}
     slug: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    created_tokens: int | None = None
     output_tokens: int = 0
     attempts: int = 0
     finish_reason: str | None = None
+    prompt: str | None = None
+    prompt_hash: str | None = None
+    outputs: list[str] | None = None
+    output_hashes: list[str] | None = None
+    truncated: bool = False
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the server is doing as a whole: ``counts`` are since its start, the others are of now."""
 
     live: int
-    engine: dict[str, float | bool | None] = {}
+    engine: dict[str, float | bool | str | None] = {}
     counts: dict[str, int] = {}
+    admission: dict[str, Any] = {}
+    """What admission counts, its limits, and what it refused."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """The answer to whether the model takes requests."""
+
+    ready: bool
 
 
 class Cancellation(msgspec.Struct, frozen=True):
@@ -204,3 +249,9 @@ class Cancellation(msgspec.Struct, frozen=True):
 
     cancelled: bool
     id: str | None = None
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """The answer to an order to cancel everything: how many requests were live."""
+
+    cancelled: int

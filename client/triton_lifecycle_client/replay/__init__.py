@@ -1,0 +1,1 @@
+"""Recorded requests, asked again: of a server (``server``) or of the simulation, and compared (``compare``)."""

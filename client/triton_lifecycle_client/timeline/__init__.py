@@ -1,0 +1,1 @@
+"""Where requests' time went: ``view`` chooses and counts, ``terminal``, ``chrome`` and ``page`` draw it."""
