@@ -1,6 +1,7 @@
 """What our way through Triton costs: against the bare engine, in CPU time, and at a rate no engine here reaches.
 
-Run it with ``make bench`` or ``python -m load.overhead``. Three parts, each from one run:
+Run it with ``make overhead``, ``lifecycle bench overhead`` or ``python -m load.overhead``.
+Three parts, each from one run:
 
 ``engine``
     Bare ``AsyncLLM``, ours over gRPC and ours over HTTP at several numbers of concurrent requests, in rounds A B C A B

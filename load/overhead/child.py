@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from load.loops import new_loop
 from load.overhead.measure import Answer, BenchFailed, Order, Source, closed_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import BinaryIO
 
 LINE_LIMIT = 1 << 28
@@ -84,16 +84,7 @@ async def _main(arguments: list[str]) -> None:
     await serve(make_source(*arguments), reader, answers)
 
 
-def _new_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    # All sources alike, bare vLLM too, since our backend runs on it.
-    try:
-        import uvloop  # noqa: PLC0415
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=_new_loop()) as runner:
+    # All sources alike, bare vLLM too, since our backend runs on it.
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_main(sys.argv[1:]))

@@ -68,7 +68,12 @@ class Bench:
         weights = prepare_weights(progress=self.say)
         prompts = PromptMaker(weights, parts.PROMPT_TOKENS, self._seed)
         with ExitStack() as stack:
-            server = self._server(stack, root / "model_repository", MODEL)
+            repository = root / "model_repository"
+            if self.plan.stream_interval > 1:
+                copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lifecycle-bench-")))
+                parts.with_interval(repository / MODEL, copy, weights, self.plan.stream_interval)
+                repository = copy
+            server = self._server(stack, repository, MODEL)
             children = self._children(stack, server, MODEL)
             if part is not Part.cpu:
                 self.say("loading bare vLLM")
@@ -81,7 +86,7 @@ class Bench:
             if part is not Part.cpu:
                 rig.measure_engines(self.findings.cells)
             if part is not Part.engine:
-                rig.measure_cpu(self.findings.works)
+                rig.measure_cpu(self.findings.works, self.findings.requests)
             self.say("stopping the servers")
 
     def _simulated(self) -> None:
@@ -129,6 +134,9 @@ def main(
     clients: Annotated[int, typer.Option(min=1, max=16, help="Client processes of the simulated part.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here too.", dir_okay=False)] = None,
+    stream_interval: Annotated[
+        int, typer.Option(min=1, help="Tokens per response (vLLM's stream_interval), not for the simulated part.")
+    ] = 1,
     quick: Annotated[
         bool, typer.Option("--quick", help="One short round: shows that it works, measures badly.")
     ] = False,
@@ -138,7 +146,11 @@ def main(
     The engine part compares bare AsyncLLM with ours over gRPC and HTTP, the cpu part counts the serving processes' CPU
     time per token, the simulated part offers 50,000 tokens/s. Ctrl-C ends it and prints what was found so far.
     """
-    plan = parts.QUICK if quick else parts.Plan(rounds=rounds, levels=_levels(concurrency))
+    plan = (
+        parts.QUICK
+        if quick
+        else parts.Plan(rounds=rounds, levels=_levels(concurrency), stream_interval=stream_interval)
+    )
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"the folder {json_file.absolute().parent} does not exist", param_hint="--json")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

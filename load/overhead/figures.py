@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BARE = "bare AsyncLLM"
 GRPC = "ours, gRPC"
 HTTP = "ours, HTTP"
+TRITONSERVER = "tritonserver"
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -109,6 +110,32 @@ class CpuRow(msgspec.Struct, frozen=True):
     tokens_per_s: Spread
     client_us_per_token: float
     rounds: int
+
+
+class PlaceRow(msgspec.Struct, frozen=True):
+    """Where CPU time goes, in microseconds: one thread, or tritonserver as a whole."""
+
+    place: str
+    per_token: dict[str, Spread]
+    """By transport."""
+    per_request: dict[str, Spread]
+    """Of a request with one token."""
+
+
+def place_rows(works: Sequence[Work], requests: Sequence[Work]) -> list[PlaceRow]:
+    """Return a line per place, the costliest of the stub first and tritonserver last."""
+    names = {name for work in (*works, *requests) for name in work.used.threads}
+    rows = [PlaceRow(name, _at(works, name), _at(requests, name)) for name in names]
+    rows.sort(key=lambda row: -max((each.median for each in row.per_token.values()), default=0.0))
+    return [*rows, PlaceRow(TRITONSERVER, _at(works, None), _at(requests, None))] if rows else []
+
+
+def _at(works: Sequence[Work], thread: str | None) -> dict[str, Spread]:
+    found: dict[str, list[float]] = {}
+    for work in works:
+        used = work.used.tritonserver if thread is None else work.used.threads.get(thread, 0.0)
+        found.setdefault(work.transport, []).append(used / work.sample.tokens * 1e6)
+    return {transport: Spread.of(values) for transport, values in found.items()}
 
 
 def cpu_rows(works: Sequence[Work]) -> list[CpuRow]:

@@ -13,6 +13,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+LOOK_S = 0.02
+"""Between two looks at the child's own event loop."""
+
 
 class BenchFailed(Exception):
     """The benchmark cannot go on; the text says why and what to do."""
@@ -55,6 +58,8 @@ class Sample(msgspec.Struct):
     gaps: list[float]
     """Between two responses of a request."""
     texts: list[str] = []
+    lags: list[float] = []
+    """By how much the child's own event loop woke too late, each time that it looked."""
 
     @property
     def rate(self) -> float:
@@ -106,6 +111,7 @@ async def closed_loop(source: Source, order: Order) -> Sample:
                 raise BenchFailed(_difference(order.prompts[index].text, text, order.expected[index]))
 
     began, cpu = time.perf_counter(), time.process_time()
+    watch = asyncio.create_task(_watch(sample))
     try:
         async with asyncio.timeout(order.limit_s), asyncio.TaskGroup() as group:
             for _ in range(min(order.concurrency, len(order.prompts))):
@@ -116,8 +122,18 @@ async def closed_loop(source: Source, order: Order) -> Sample:
         ) from None
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+    finally:
+        watch.cancel()
     sample.seconds, sample.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     return sample
+
+
+async def _watch(sample: Sample) -> None:
+    """Measure how late the event loop itself is, until cancelled."""
+    while True:
+        due = time.perf_counter() + LOOK_S
+        await asyncio.sleep(LOOK_S)
+        sample.lags.append(max(0.0, time.perf_counter() - due))
 
 
 async def _one(source: Source, order: Order, prompt: Prompt, sample: Sample) -> str:
@@ -168,4 +184,5 @@ def combine(samples: Sequence[Sample]) -> Sample:
         first=[value for s in samples for value in s.first],
         gaps=[value for s in samples for value in s.gaps],
         texts=[text for s in samples for text in s.texts],
+        lags=[value for s in samples for value in s.lags],
     )

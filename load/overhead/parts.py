@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from load.models import copy_with
 from load.overhead.figures import BARE, GRPC, HTTP, Cell, Work
 from load.overhead.measure import BenchFailed, Order, Prompt, combine
 from load.overhead.processes import ServingProcesses, settle
@@ -41,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     waves: int = 2
     """Each concurrent stream makes so many requests one after the other."""
     simulated_waves: int = 3
+    stream_interval: int = 1
+    """vLLM answers every so many tokens, ours only; the bare engine goes on answering each."""
 
     def requests(self, concurrency: int) -> int:
         """Return how many requests make one measurement."""
@@ -81,21 +84,22 @@ class Rig:
                         f"round {number}/{rounds}, {concurrency:2d} concurrent, {target}: {sample.rate:.0f} tokens/s"
                     )
 
-    def measure_cpu(self, works: list[Work]) -> None:
-        """Measure the CPU time that tritonserver and the stub use for one streamed token."""
+    def measure_cpu(self, works: list[Work], requests: list[Work]) -> None:
+        """Measure the CPU time that tritonserver and the stub use for one streamed token, and for one request."""
         rounds = self.plan.rounds
         serving = ServingProcesses(self.server.pid)
         for number in range(1, rounds + 1):
             for target in (GRPC, HTTP):
-                order = _order(self.prompts.make(self.plan.waves * CPU_CONCURRENCY), CPU_CONCURRENCY)
-                before = serving.used()
-                sample = self.children[target].ask(order)
-                used = serving.used() - before
-                works.append(Work(target, number, sample, used))
-                cost = used.both / sample.tokens * 1e6
-                self.say(
-                    f"round {number}/{rounds}, {CPU_CONCURRENCY} concurrent, {target}: {cost:.0f} µs of CPU per token"
-                )
+                for found, tokens, what in ((works, OUTPUT_TOKENS, "token"), (requests, 1, "request of one token")):
+                    prompts = self.prompts.make(self.plan.waves * CPU_CONCURRENCY)
+                    before = serving.used()
+                    sample = self.children[target].ask(_order(prompts, CPU_CONCURRENCY, tokens))
+                    used = serving.used() - before
+                    found.append(Work(target, number, sample, used))
+                    cost = used.both / sample.tokens * 1e6
+                    self.say(
+                        f"round {number}/{rounds}, {CPU_CONCURRENCY} at a time, {target}: {cost:.0f} µs per {what}"
+                    )
 
 
 class SimulatedRig:
@@ -170,6 +174,12 @@ def simulated_repository(model: Path, target: Path) -> None:
         "faults": [],
     }
     path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def with_interval(model: Path, target: Path, weights: Path, tokens: int) -> None:
+    """Copy the real model into a repository of its own, with vLLM answering only every so many tokens."""
+    settings = json.loads((model / "1" / "model.json").read_text(encoding="utf-8"))
+    copy_with(model, target / model.name, settings | {"model": str(weights), "stream_interval": tokens})
 
 
 def check_lengths(ask: Callable[[Prompt, int], Mapping[str, int]], prompts: PromptMaker) -> None:

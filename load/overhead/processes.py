@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,9 +14,10 @@ import psutil
 from load.overhead.measure import BenchFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 STUB = "triton_python_backend_stub"
+TRITONS = "Triton's own"
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -21,6 +25,8 @@ class Serving(msgspec.Struct, frozen=True):
 
     tritonserver: float
     stub: float
+    threads: dict[str, float] = {}
+    """Of the stub's threads, by name; those that Triton itself starts there are :data:`TRITONS`."""
 
     @property
     def both(self) -> float:
@@ -29,7 +35,8 @@ class Serving(msgspec.Struct, frozen=True):
 
     def __sub__(self, earlier: Serving) -> Serving:
         """Return what was used since."""
-        return Serving(self.tritonserver - earlier.tritonserver, self.stub - earlier.stub)
+        threads = {name: used - earlier.threads.get(name, 0.0) for name, used in self.threads.items()}
+        return Serving(self.tritonserver - earlier.tritonserver, self.stub - earlier.stub, threads)
 
 
 class ServingProcesses:
@@ -49,7 +56,11 @@ class ServingProcesses:
 
     def used(self) -> Serving:
         """Return the CPU time used so far."""
-        return Serving(tritonserver=_cpu(self._server), stub=sum(map(_cpu, self.stubs)))
+        threads: defaultdict[str, float] = defaultdict(float)
+        for stub in self.stubs:
+            for name, used in _threads(stub):
+                threads[name] += used
+        return Serving(tritonserver=_cpu(self._server), stub=sum(map(_cpu, self.stubs)), threads=dict(threads))
 
 
 def settle(processes: Iterable[psutil.Process], *, share: float = 0.05, limit_s: float = 5.0) -> float:
@@ -73,6 +84,14 @@ def settle(processes: Iterable[psutil.Process], *, share: float = 0.05, limit_s:
         found = (sum(map(_cpu, watched)) - before) / (now - began)
         if found < share or now > end:
             return max(found, 0.0)
+
+
+def _threads(process: psutil.Process) -> Iterator[tuple[str, float]]:
+    """Yield the name and the CPU seconds of each thread that is alive."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for thread in process.threads():
+            name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text(encoding="utf-8").strip()
+            yield TRITONS if STUB.startswith(name) else name, thread.user_time + thread.system_time
 
 
 def _is_stub(process: psutil.Process) -> bool:

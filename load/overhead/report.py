@@ -16,17 +16,21 @@ from rich.table import Table
 from load.overhead.figures import (
     GRPC,
     HTTP,
+    TRITONSERVER,
     Cell,
     CpuRow,
     EngineRow,
+    PlaceRow,
     SimulatedRow,
     SimulatedSetup,
     Spread,
     Work,
     cpu_rows,
     engine_rows,
+    place_rows,
     simulated_row,
 )
+from load.overhead.processes import TRITONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +51,8 @@ class Findings(msgspec.Struct):
     environment: dict[str, Any]
     cells: list[Cell] = []
     works: list[Work] = []
+    requests: list[Work] = []
+    """As ``works``, of requests for a single token."""
     simulated: list[Work] = []
     simulated_setup: SimulatedSetup | None = None
 
@@ -80,6 +86,7 @@ def show(findings: Findings, console: Console) -> None:
         console.print(f"The engine whose turn it was not used at most {idle:.0%} of a core.", style="dim")
     if cpu := cpu_rows(findings.works):
         console.print(_cpu_table(cpu))
+        console.print(_place_table(place_rows(findings.works, findings.requests)))
     if (row := simulated_row(findings.simulated, findings.simulated_setup)) is not None:
         console.print(_simulated_table(row))
         if row.client_share / row.setup.clients > BOTTLENECK:
@@ -92,10 +99,12 @@ def as_json(findings: Findings) -> bytes:
         "environment": findings.environment,
         "engine": engine_rows(findings.cells),
         "cpu": cpu_rows(findings.works),
+        "places": place_rows(findings.works, findings.requests),
         "simulated": simulated_row(findings.simulated, findings.simulated_setup),
         "measurements": {
             "engine": [_brief(cell) for cell in findings.cells],
             "cpu": [_brief(work) for work in findings.works],
+            "requests": [_brief(work) for work in findings.requests],
             "simulated": [_brief(work) for work in findings.simulated],
         },
     }
@@ -170,6 +179,35 @@ def _cpu_table(rows: Sequence[CpuRow]) -> Table:
         official = row.transport.replace("ours", "official*")
         table.add_row(official, str(both), str(stub), str(both - stub), "1.00", "", style="dim", end_section=True)
     table.caption = "* Triton's official vLLM backend, measured once on another day: no figure of this run"
+    return table
+
+
+WHAT: dict[str, str] = {
+    "lifecycle-loop": "vLLM's front half, pipeline",
+    "send-lane": "building and sending responses",
+    "cancel-watch": "asking whether callers left",
+    "metrics": "writing Triton's page",
+    "recorder": "writing events",
+    TRITONS: "taking requests, memory",
+    TRITONSERVER: "all of it: HTTP, gRPC, the stub's calls",
+}
+
+
+def _place_table(rows: Sequence[PlaceRow]) -> Table:
+    table = Table(title="Where it goes, µs", box=box.SIMPLE_HEAD)
+    _columns(
+        table, "stub's threads", "", "gRPC\nper token", "HTTP\nper token", "gRPC\nper request", "HTTP\nper request"
+    )
+    for row in rows:
+        cells = [
+            _spread(found[transport], ".0f") if transport in found else ""
+            for found in (row.per_token, row.per_request)
+            for transport in (GRPC, HTTP)
+        ]
+        if row.place == TRITONSERVER:
+            table.add_section()
+        table.add_row(row.place, WHAT.get(row.place, ""), *cells)
+    table.caption = "a request of one token, its one response included"
     return table
 
 
