@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
-from tests.fakes import virtual_time
 
 from triton_lifecycle.engine.simulated import SimulatedEngine
+from triton_lifecycle.simulation import virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,11 +54,14 @@ class Simulated:
         "mean_output_tokens": 400.0,
     }
 
+    def __init__(self, **settings: object) -> None:
+        self._settings = self.settings | settings
+
     def run(self, body: Body) -> None:
         """Run the body between start and stop."""
 
         async def whole() -> None:
-            engine = SimulatedEngine.from_settings(self.settings)
+            engine = SimulatedEngine.from_settings(self._settings)
             await engine.start()
             try:
                 async with asyncio.timeout(LIMIT):
@@ -71,11 +74,11 @@ class Simulated:
 
 
 class Real:
-    """One vLLM with SmolLM2 for all tests, in real time, on a loop that lives as long."""
+    """One vLLM for all tests, in real time, on a loop that lives as long; with SmolLM2 unless told otherwise."""
 
-    def __init__(self) -> None:
-        if not WEIGHTS.exists():
-            raise FileNotFoundError(f"{WEIGHTS} is missing; prepare the model with 'make setup'")
+    def __init__(self, model: Path = WEIGHTS, **settings: object) -> None:
+        if not model.exists():
+            raise FileNotFoundError(f"{model} is missing; prepare the model with 'make setup'")
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE="1",
             VLLM_NO_USAGE_STATS="1",
@@ -89,7 +92,7 @@ class Real:
         self._runner = asyncio.Runner()
         self.engine = VLLMEngine(
             {
-                "model": str(WEIGHTS),
+                "model": str(model),
                 "dtype": "bfloat16",
                 "max_model_len": MAX_MODEL_LEN,
                 "max_num_seqs": SLOTS,
@@ -97,8 +100,9 @@ class Real:
                 "block_size": BLOCK,
                 "enforce_eager": True,
                 "scheduling_policy": "priority",
+                **settings,
             },
-            str(WEIGHTS.parent),
+            str(model.parent),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's and torch's own
@@ -140,7 +144,7 @@ def _is_tracker(process: psutil.Process) -> bool:
     return False
 
 
-async def eventually(condition: Callable[[], bool], within: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], within: float = 30.0) -> None:
     """Wait until something holds; fail when it does not in time."""
     loop = asyncio.get_running_loop()
     limit = loop.time() + within

@@ -7,6 +7,7 @@ import itertools
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.contract.subjects import BLOCK, MAX_MODEL_LEN, SLOTS, Simulated, eventually
 
@@ -86,6 +87,8 @@ def test_limits(subject: Subject) -> None:
     async def body(engine: Engine) -> None:
         assert engine.limits.max_model_len == MAX_MODEL_LEN
         assert engine.limits.vocab_size > 1000
+        assert engine.limits.max_num_seqs == SLOTS
+        assert engine.limits.by_priority
         assert engine.alive
         assert engine.load().requests == engine.load().running == engine.load().waiting == 0
 
@@ -496,11 +499,14 @@ def test_slow_reader_gets_merged_chunks(subject: Subject) -> None:
     """Who reads slowly gets fewer, larger chunks, and loses nothing."""
 
     async def body(engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         expected = await answer(engine, COUNTING, **GREEDY)
+        slowly = max(0.3, (loop.time() - began) / 4)  # a quarter of what this machine needs for the whole answer
         got = []
         async for chunk in await submit(engine, COUNTING, **GREEDY):
             got.append(chunk)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(slowly)
         assert len(got) < 12
         assert max(len(delta.token_ids) for chunk in got for delta in chunk.deltas) > 1
         assert join(got) == expected
@@ -547,7 +553,7 @@ def test_scheduled_at(subject: Subject) -> None:
 
 
 def test_cached_tokens(subject: Subject) -> None:
-    """A prompt that was seen before is found in the prefix cache, in whole blocks, its last token never."""
+    """A prompt is added to the prefix cache in whole blocks; seen again it is found there, its last token never."""
 
     async def body(engine: Engine) -> None:
         prompt = await engine.tokenize("One day " + "there was a little house by the sea, and " * 16)
@@ -555,8 +561,94 @@ def test_cached_tokens(subject: Subject) -> None:
         first = await chunks(engine, prompt, **GREEDY)
         second = await chunks(engine, prompt, **GREEDY)
         assert first[0].cached_tokens == 0
+        assert first[0].created_tokens == len(prompt) // BLOCK * BLOCK
         assert second[0].cached_tokens == (len(prompt) - 1) // BLOCK * BLOCK
+        assert second[0].created_tokens == len(prompt) // BLOCK * BLOCK - second[0].cached_tokens
         assert join(first) == join(second)
+
+    subject.run(body)
+
+
+# ---- going on after a failure
+
+
+@pytest.mark.parametrize("made", [1, 5, 20])
+def test_the_remainder_is_exact(subject: Subject, made: int) -> None:
+    """An answer that is continued from any of its tokens ends as the whole one does: tokens, text and reason."""
+
+    async def body(engine: Engine) -> None:
+        prompt = await engine.tokenize(COUNTING)
+        whole = EngineRequest(f"contract-{next(_ids)}", prompt, engine.sampling(GREEDY | {"max_tokens": 24}))
+        undisturbed = join([chunk async for chunk in engine.generate(whole)])
+        rest = engine.remainder(whole, undisturbed.token_ids[:made])
+        assert rest is not None
+        assert rest.kept == made, "each token of this answer makes whole characters"
+        request = msgspec.structs.replace(rest.request, id=f"contract-{next(_ids)}")
+        continued = join([chunk async for chunk in engine.generate(request)])
+        assert continued.token_ids == undisturbed.token_ids[made:]
+        assert undisturbed.text.endswith(continued.text)
+        assert continued.finish_reason == undisturbed.finish_reason == "length"
+
+    subject.run(body)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"n": 2},
+        {"seed": 3},
+        {"stop": ["x"]},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"bad_words": ["x"]},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_what_has_no_exact_remainder(subject: Subject, values: dict[str, Any]) -> None:
+    """Where an answer depends on its past by more than its tokens there is no remainder."""
+
+    async def body(engine: Engine) -> None:
+        prompt = await engine.tokenize(COUNTING)
+        random = EngineRequest("r", prompt, engine.sampling({"temperature": 1.0, **values}))
+        assert engine.remainder(random, [5, 6]) is None
+        assert engine.repeatable(random.sampling) == ("seed" in values)
+        plain = EngineRequest("r", prompt, engine.sampling({"temperature": 0.7, "top_p": 0.9, "max_tokens": 10}))
+        assert engine.remainder(plain, [5, 6]) is not None
+        assert not engine.repeatable(plain.sampling)
+
+    subject.run(body)
+
+
+def test_a_character_that_is_half_made_is_made_anew(subject: Subject) -> None:
+    """Tokens of a character that is not complete have had no text yet: with the remainder it comes once, and whole."""
+
+    async def body(engine: Engine) -> None:
+        pieces = await engine.tokenize("\U0001f9ff", special=False)
+        prompt = await engine.tokenize(COUNTING)
+        asked = EngineRequest("r", prompt, engine.sampling(GREEDY))
+        for made in range(1, len(pieces) + 1):
+            rest = engine.remainder(asked, pieces[:made])
+            assert rest is not None
+            assert rest.kept in {0, made}
+            assert made < len(pieces) or rest.kept == made
+
+    subject.run(body)
+
+
+def test_restart(subject: Subject) -> None:
+    """A restart ends every request with ``EngineDied``, and the engine is as new: same answers, same limits."""
+
+    async def body(engine: Engine) -> None:
+        limits, before = engine.limits, await answer(engine, COUNTING, **GREEDY)
+        [stream] = await running(engine, 1)
+        restart = asyncio.create_task(engine.restart())
+        with pytest.raises(EngineDied):
+            async for _ in stream:
+                pass
+        await restart
+        assert engine.alive
+        assert engine.limits == limits
+        assert await answer(engine, COUNTING, **GREEDY) == before
 
     subject.run(body)
 

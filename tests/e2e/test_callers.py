@@ -93,12 +93,14 @@ def right(server: TritonServer) -> str:
 
 
 def ask(server: TritonServer, model: str, **body: str) -> httpx.Response:
-    return httpx.post(f"http://{server.http_url}/v2/models/{model}/generate", json=body, timeout=30)
+    return httpx.post(f"http://{server.http_url}/v2/models/{model}/generate", json=body, timeout=60)
 
 
 def test_a_python_model_may_call_ours(server: TritonServer):
     """It gets the whole stream, and an error of ours as it is."""
-    assert ask(server, "caller", PROMPT="Tell me").json()["TEXT"] == right(server)
+    answer = ask(server, "caller", PROMPT="Tell me")
+    assert answer.status_code == 200, (answer.text, server.log()[-4000:])
+    assert answer.json()["TEXT"] == right(server)
     refused = ask(server, "caller", PROMPT="")
     assert "invalid_input: text_input: the prompt is empty" in refused.text
 

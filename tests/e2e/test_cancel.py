@@ -10,6 +10,8 @@ from contextlib import aclosing
 import pytest
 
 from tests.e2e.conftest import StartServer, until_idle
+from tests.waiting import eventually
+from triton_lifecycle import errors
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle_client import AsyncClient
 
@@ -35,9 +37,11 @@ def one_slot(start_server: StartServer):
 class Pulse:
     """A thread that only asks for the processor: how late it gets it is the machine's doing."""
 
+    PERIOD_S = 0.005
+
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._late = 0.0
+        self._late: list[float] = []
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Pulse:
@@ -50,13 +54,14 @@ class Pulse:
 
     def _beat(self) -> None:
         last = time.monotonic()
-        while not self._stop.wait(0.005):
+        while not self._stop.wait(self.PERIOD_S):
             now = time.monotonic()
-            self._late, last = max(self._late, now - last - 0.005), now
+            self._late.append(now - last - self.PERIOD_S)
+            last = now
 
-    def take(self) -> float:
-        """Return the longest stall since it was last asked, in seconds."""
-        late, self._late = self._late, 0.0
+    def take(self) -> list[float]:
+        """Return by how much it was late each time since it was last asked, in seconds."""
+        late, self._late = self._late, []
         return late
 
 
@@ -72,12 +77,20 @@ async def _wait_status(client: AsyncClient, request_id: str, wanted: str) -> str
 
 
 async def _leave(client: AsyncClient, pulse: Pulse, prompt: str, request_id: str, *, after_chunks: int) -> float:
-    """Start a stream, leave it, and return the milliseconds from leaving to the abort in the engine."""
+    """Start a stream, leave it, and return the milliseconds from leaving to the abort in the engine.
+
+    On a machine that stands still in every try its own share is taken off.
+    """
+    measured: list[float] = []
     for number in range(MOST_TRIES):
         delay = await _leave_once(client, pulse, f"{number} {prompt}", f"{request_id}-{number}", after_chunks)
-        if delay is not None and pulse.take() < MACHINE_STALL_S:
-            return delay
-    raise AssertionError(f"{request_id}: in {MOST_TRIES} tries the machine never let it be measured")
+        if delay is not None:
+            late = pulse.take()
+            if max(late, default=0.0) < MACHINE_STALL_S:
+                return delay
+            measured.append(max(0.0, delay - sum(late) * 1e3))
+    assert measured, f"{request_id}: in {MOST_TRIES} tries the request always ended first"
+    return min(measured)
 
 
 async def _leave_once(
@@ -100,9 +113,7 @@ async def _leave_once(
                     await stream.aclose()
                     return None
                 break
-            except Exception as error:
-                if "unknown_request" not in str(error) and "no request" not in str(error):
-                    raise
+            except errors.UnknownRequest:
                 await asyncio.sleep(0.005)
         pulse.take()
         left_at = time.time()
@@ -163,16 +174,21 @@ def test_a_queued_request_that_is_cancelled_never_runs(one_slot: TritonServer):
 
     async def scenario() -> None:
         async with AsyncClient(one_slot.grpc_url, model="one_slot") as client:
-            first = client.stream("Count", request_id="r1", max_tokens=40, ignore_eos=True)
+            first = client.stream("Count", request_id="r1", **LONG)
             await anext(first)
             second = asyncio.create_task(client.generate("Wait", request_id="r2", max_tokens=4))
             third = asyncio.create_task(client.generate("Wait", request_id="r3", max_tokens=4))
-            await asyncio.sleep(0.3)
+            for waits in ("r2", "r3"):
+                assert (
+                    await eventually(
+                        lambda name=waits: _wait_status(client, name, "live"), despite=(errors.UnknownRequest,)
+                    )
+                    == "live"
+                )
             assert await client.cancel("r2")
-            with pytest.raises(Exception, match="control request"):
+            with pytest.raises(errors.Cancelled, match="control request"):
                 await second
-            async for _ in first:
-                pass
+            await first.aclose()
             assert (await third).output_tokens == 4
             assert "scheduled" not in (await client.status("r2")).times_ms
             assert not await client.cancel("r2"), "a second cancel comes too late and is harmless"

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.waiting import until
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle_client import Client
 
 BATCH = 100
 AT_ONCE = 16
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 TEXTS = st.one_of(
     st.sampled_from(
@@ -62,6 +63,7 @@ INPUTS: dict[str, st.SearchStrategy[Any]] = {
     "image": st.lists(TEXTS, max_size=2),
     "stop": st.lists(TEXTS, max_size=3),
     "stop_token_ids": st.lists(NUMBERS, max_size=3),
+    "continue_token_ids": st.lists(NUMBERS, max_size=3),
     "stop_words": st.lists(TEXTS, max_size=3),
     "bad_words": st.lists(TEXTS, max_size=3),
     "nonsense": JSON,
@@ -230,7 +232,8 @@ def test_no_request_hurts_anybody(server: TritonServer, model: str, hundreds: in
             sizes.append(_footprint(server))
 
         storm()
-        state = client.state()
+        # Of a caller that has its error already a part may still be on its way out.
+        state = until(lambda: None if (now := client.state()).live or now.engine["requests"] else now)
     assert outcome.answered == hundreds * BATCH
     record_property("served", outcome.served)
     print(f"{model}: {outcome.answered} answered, {outcome.served} served, {len(outcome.bad)} bad; memory, files, shm:")
@@ -238,7 +241,7 @@ def test_no_request_hurts_anybody(server: TritonServer, model: str, hundreds: in
     assert outcome.bad == [], "\n".join(sorted(set(outcome.bad)))
     assert 0.05 < outcome.served / outcome.answered < 0.95, "some are right and some are wrong"
     assert _known(server) == before, "no process has died or been added"
-    assert (state.live, state.engine["requests"]) == (0, 0)
+    assert state.counts["received"] == sum(count for name, count in state.counts.items() if name != "received")
     middle, last = sizes[len(sizes) // 2], sizes[-1]
     assert last[0] < middle[0] + 64 * 2**20, "memory is flat"
     assert last[1] <= middle[1] + 16, "open files are flat"

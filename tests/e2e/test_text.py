@@ -77,12 +77,12 @@ def test_no_part_of_a_stop_string_leaks(client: Client, stop: str):
 # ---- the official client library
 
 
-def tensors(kind: type, text: str = PROMPTS["plain"]) -> list:
+def tensors(kind: type, text: str = PROMPTS["plain"], **sampling) -> list:
     """Return the inputs of a request as tritonclient takes them."""
     inputs = [kind("text_input", [1], "BYTES"), kind("stream", [1], "BOOL"), kind("sampling_parameters", [1], "BYTES")]
     inputs[0].set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
     inputs[1].set_data_from_numpy(np.array([True]))
-    parameters = json.dumps({"max_tokens": 8, "temperature": 0})
+    parameters = json.dumps({"max_tokens": 8, "temperature": 0} | sampling)
     inputs[2].set_data_from_numpy(np.array([parameters.encode()], dtype=np.object_))
     return inputs
 

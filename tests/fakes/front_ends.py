@@ -48,15 +48,17 @@ class Say:
     text: str = ""
     finish: str = "None"
     tokens: int = 1
+    ids: tuple[int, ...] = ()
 
     def outputs(self) -> dict[str, Any]:
-        """Return the output tensors by name, as scalars."""
-        return {
+        """Return the output tensors by name, as scalars, or as lists where there are several elements."""
+        found: dict[str, Any] = {
             "text_output": self.text,
             "finish_reason": self.finish,
             "num_output_tokens": self.tokens,
             "num_input_tokens": 3,
         }
+        return found | ({"token_ids": self.ids[0] if len(self.ids) == 1 else list(self.ids)} if self.ids else {})
 
 
 @dataclass
@@ -235,7 +237,13 @@ class _Rpc(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 def _inputs(request: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-        values[tensor.name] = bool(raw[0]) if tensor.datatype == "BOOL" else raw[4:].decode()
+        match tensor.datatype:
+            case "BOOL":
+                values[tensor.name] = bool(raw[0])
+            case "INT64":
+                values[tensor.name] = np.frombuffer(raw, np.int64).tolist()
+            case _:
+                values[tensor.name] = raw[4:].decode()
     return values
 
 
@@ -249,11 +257,13 @@ def _response(said: Say | Fail | End) -> Any:
         return service_pb2.ModelStreamInferResponse(error_message=said.message)
     response = service_pb2.ModelInferResponse(model_name=MODEL)
     for name, value in said.outputs().items() if isinstance(said, Say) else ():
-        datatype = "BYTES" if isinstance(value, str) else "UINT32"
-        response.outputs.add(name=name, datatype=datatype, shape=[1])
         if isinstance(value, str):
             raw = value.encode()
+            response.outputs.add(name=name, datatype="BYTES", shape=[1])
             response.raw_output_contents.append(struct.pack("<I", len(raw)) + raw)
-        else:
-            response.raw_output_contents.append(np.uint32(value).tobytes())
+            continue
+        datatype, dtype = ("INT64", np.int64) if name == "token_ids" else ("UINT32", np.uint32)
+        values = np.atleast_1d(np.array(value, dtype=dtype))
+        response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
+        response.raw_output_contents.append(values.tobytes())
     return service_pb2.ModelStreamInferResponse(infer_response=response)

@@ -35,13 +35,13 @@ class TritonError:
 class Tensor:
     """A named array."""
 
-    def __init__(self, name: str, array: np.ndarray) -> None:
+    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
         self._name, self._array = name, array
 
     def name(self) -> str:
         return self._name
 
-    def as_numpy(self) -> np.ndarray:
+    def as_numpy(self) -> np.ndarray[Any, Any]:
         return self._array
 
 
@@ -64,23 +64,38 @@ class Metric:
     def increment(self, value: float) -> None:
         self.value += value
 
+    def set(self, value: float) -> None:
+        self.value = value
+
     def observe(self, value: float) -> None:
         self.observed.append(value)
 
 
 class MetricFamily:
-    """A named metric; the last one of each name can be looked at."""
+    """A named metric; the last one of each name can be looked at, and of each name and labels."""
 
     COUNTER, GAUGE, HISTOGRAM = range(3)
     made: dict[str, Metric] = {}  # noqa: RUF012 - a record for tests
+    series: dict[tuple[str, frozenset[tuple[str, str]]], Metric] = {}  # noqa: RUF012 - likewise
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name, self.description, self.kind = name, description, kind
 
     def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 - Triton's name
         assert (buckets is not None) == (self.kind == self.HISTOGRAM)
-        self.made[self.name] = Metric(labels, buckets)
-        return self.made[self.name]
+        metric = self.made[self.name] = self.series[self.name, frozenset(labels.items())] = Metric(labels, buckets)
+        return metric
+
+    @classmethod
+    def value(cls, name: str, **labels: str) -> float:
+        """Return the sum of what the series of this name with these labels hold: values, or numbers of observations."""
+        found = [
+            metric
+            for (known, _), metric in cls.series.items()
+            if known == name and labels.items() <= metric.labels.items()
+        ]
+        assert found, f"no series {name} with {labels}"
+        return sum(metric.value if metric.buckets is None else len(metric.observed) for metric in found)
 
 
 class ResponseSender:
@@ -143,10 +158,12 @@ class InferenceRequest:
         return self.cancelled
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray):
         return value
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], bool):
         return np.array(values, dtype=np.bool_)
+    if values and all(isinstance(v, int) for v in values):
+        return np.array(values, dtype=np.int64)
     return np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import pb_utils
-from tests.fakes.harness import Harness, Step
-from tests.fakes.virtual_time import run
+from tests.fakes.harness import Harness, Step, text_of
 from triton_lifecycle import events
-from triton_lifecycle.config import Admission, Config, TimeoutHandling
+from triton_lifecycle.config import Admission, Config, ErrorHandling, TimeoutHandling
 from triton_lifecycle.context import Context
 from triton_lifecycle.errors import Cancelled
+from triton_lifecycle.simulation.virtual_time import run
 
 times = st.sampled_from([0.0, 0.001, 0.1, 0.5, 1.0, 2.0, 5.0, 11.0])
 steps = st.builds(
@@ -22,6 +22,7 @@ steps = st.builds(
     do=st.sampled_from(["token"] * 8 + ["raise", "die", "bug", "vanish"]),
     after=times,
     tokens=st.integers(1, 3),
+    times=st.sampled_from([1, 2, 1_000_000]),
 )
 requests = st.fixed_dictionaries(
     {
@@ -45,18 +46,26 @@ requests = st.fixed_dictionaries(
         [{}, {"first_token_timeout": 1.0}, {"stall_timeout": 1.0}, {"first_token_timeout": 0.5, "stall_timeout": 3.0}]
     ),
     max_live=st.sampled_from([1, 2, 10]),
+    recovery=st.fixed_dictionaries(
+        {"enable_auto_recovery": st.booleans(), "max_recovery_attempts": st.sampled_from([0, 1, 3])}
+    ),
+    continuable=st.booleans(),
 )
-def test_every_request_ends_exactly_once_and_leaves_nothing(scripts, send_delay, limits, max_live):
+def test_every_request_ends_exactly_once_and_leaves_nothing(
+    scripts, send_delay, limits, max_live, recovery, continuable
+):
     """Numbered events from Received to one ending, one FINAL, permit back, engine and live count at zero."""
     config = Config(
         timeout_handling=TimeoutHandling(default_timeout=8.0, min_timeout=0.001, **limits),
         admission=Admission(max_live_requests=max_live),
+        error_handling=ErrorHandling(**recovery),
     )
-    run(_scenario, scripts, config, send_delay)
+    run(_scenario, scripts, config, send_delay, continuable)
 
 
-async def _scenario(scripts, config, send_delay):
+async def _scenario(scripts, config, send_delay, continuable):
     harness = Harness(config, send_delay=send_delay)
+    harness.engine.continuable = continuable
     served = []
     for number, script in enumerate(scripts):
         prompt = script["text"] + str(number) if script["text"] == "a prompt" else script["text"]
@@ -70,6 +79,7 @@ async def _scenario(scripts, config, send_delay):
         served.append((request, script, asyncio.create_task(_one(harness, request, script))))
     accepted = await asyncio.gather(*[task for _, _, task in served])
     await asyncio.sleep(30)
+    await harness.supervisor.stop()
 
     for request, _, _ in served:
         assert request.sender.finals == 1
@@ -91,6 +101,7 @@ async def _scenario(scripts, config, send_delay):
         assert isinstance(own[0], events.Received)
         assert [type(event) in events.ENDINGS for event in own] == [False] * (len(own) - 1) + [True]
         _answer_is_what_the_ending_says(request, script, own[-1])
+        _attempts_are_within_bounds(own, config.error_handling)
         assert accepted[number] == isinstance(own[-1], events.Cancelled), "a cancel that was told so counts, and once"
 
 
@@ -109,7 +120,7 @@ async def _one(harness, request, script):
 
 
 def _answer_is_what_the_ending_says(request, script, ending):
-    whole = "".join("x" * step.tokens for step in script["script"])
+    whole = text_of(script["script"])
     if isinstance(ending, events.Finished):
         assert request.sender.errors == []
         text = request.sender.text()
@@ -120,3 +131,16 @@ def _answer_is_what_the_ending_says(request, script, ending):
             assert whole.startswith(request.sender.text()), "what was streamed before the error is a true prefix"
         else:
             assert request.sender.text() == "", "a unary caller never gets a part as if it were the whole"
+
+
+def _attempts_are_within_bounds(own, settings):
+    """Without recovery there is one attempt; with it, no more in a row that bring nothing than are allowed."""
+    if not settings.enable_auto_recovery:
+        assert not any(isinstance(event, events.Retrying) for event in own)
+        return
+    fruitless = 0
+    for event in own:
+        if isinstance(event, events.Progress):
+            fruitless = 0
+        fruitless += isinstance(event, events.Retrying)
+        assert fruitless <= settings.max_recovery_attempts + 1

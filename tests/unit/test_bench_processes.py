@@ -18,6 +18,8 @@ from load.overhead.measure import Answer, BenchFailed, Order, Prompt
 from load.overhead.processes import ServingProcesses, settle
 from typer.testing import CliRunner
 
+from tests.waiting import eventually
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
@@ -42,15 +44,17 @@ class _OneSource:
         yield "text"
 
 
-def _serve(source: _OneSource, *texts: str) -> list[Answer]:
+def _serve(source: _OneSource, *texts: str, answers: int) -> list[Answer]:
     out = io.BytesIO()
 
     async def run() -> None:
         reader = asyncio.StreamReader()
         for text in texts:
             reader.feed_data(msgspec.json.encode(Order([Prompt(text)], 1, 3, limit_s=30.0)) + b"\n")
-        asyncio.get_running_loop().call_later(0.1, reader.feed_eof)
-        await asyncio.wait_for(serve(source, reader, out), 10)
+        serving = asyncio.create_task(serve(source, reader, out))
+        await eventually(lambda: out.getvalue().count(b"\n") == answers)
+        reader.feed_eof()
+        await asyncio.wait_for(serving, 10)
 
     asyncio.run(run())
     return [msgspec.json.decode(line, type=Answer) for line in out.getvalue().splitlines()]
@@ -59,7 +63,7 @@ def _serve(source: _OneSource, *texts: str) -> list[Answer]:
 def test_a_child_answers_each_order():
     """First comes the word that it is ready, then one answer an order; a failure is an answer too."""
     source = _OneSource()
-    ready, first, failed, third = _serve(source, "a", "bad", "b")
+    ready, first, failed, third = _serve(source, "a", "bad", "b", answers=4)
     assert (ready.sample, ready.error) == (None, None)
     assert first.sample is not None
     assert first.sample.tokens == 3
@@ -71,7 +75,7 @@ def test_a_child_answers_each_order():
 def test_a_child_ends_with_its_parent():
     """The end of the pipe ends a measurement under way, and the source is closed."""
     source = _OneSource(hangs=True)
-    assert len(_serve(source, "a")) == 1
+    assert len(_serve(source, "a", answers=1)) == 1
     assert source.closed
 
 

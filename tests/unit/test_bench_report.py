@@ -10,11 +10,13 @@ from load.overhead.figures import (
     BARE,
     GRPC,
     HTTP,
+    TRITONSERVER,
     Cell,
     SimulatedSetup,
     Work,
     cpu_rows,
     engine_rows,
+    place_rows,
     simulated_row,
 )
 from load.overhead.measure import Sample
@@ -74,9 +76,23 @@ def test_cpu_is_per_token_and_split():
 
 
 def test_serving_time_is_a_difference():
-    """The CPU time of a measurement is what was used since it began."""
-    used = Serving(5.0, 7.0) - Serving(4.0, 4.5)
+    """The CPU time of a measurement is what was used since it began, by thread too; a thread may have begun since."""
+    used = Serving(5.0, 7.0, {"loop": 4.0, "new": 0.5}) - Serving(4.0, 4.5, {"loop": 3.0, "gone": 1.0})
     assert (used.tritonserver, used.stub, used.both) == (1.0, 2.5, 3.5)
+    assert used.threads == {"loop": 1.0, "new": 0.5}
+
+
+def test_places_are_in_order_of_their_cost_and_tritonserver_last():
+    """Each thread has its CPU per token and per request, by transport."""
+    works = [Work(GRPC, 1, _sample(50.0), Serving(0.03, 0.02, {"watch": 0.002, "loop": 0.01}))]
+    requests = [Work(HTTP, 1, _sample(50.0), Serving(0.01, 0.02, {"loop": 0.05}))]
+    rows = place_rows(works, requests)
+    assert [row.place for row in rows] == ["loop", "watch", TRITONSERVER]
+    assert {transport: spread.median for transport, spread in rows[0].per_token.items()} == {GRPC: pytest.approx(100)}
+    assert rows[0].per_request[HTTP].median == pytest.approx(500)
+    assert rows[1].per_request[HTTP].median == 0
+    assert rows[2].per_token[GRPC].median == pytest.approx(300)
+    assert place_rows([], []) == []
 
 
 def test_merging_shows_in_the_simulated_line():
@@ -97,8 +113,9 @@ def test_aims_are_judged_by_the_median():
 
 
 def _full() -> Findings:
-    works = [Work(target, 1, _sample(50.0), Serving(0.01, 0.02)) for target in (GRPC, HTTP)]
-    return Findings(environment(), _cells(), works, works[:1], SimulatedSetup(50_000, 64, 1))
+    used = Serving(0.01, 0.02, {"send-lane": 0.015})
+    works = [Work(target, 1, _sample(50.0), used) for target in (GRPC, HTTP)]
+    return Findings(environment(), _cells(), works, works, works[:1], SimulatedSetup(50_000, 64, 1))
 
 
 def test_all_tables_are_shown():
@@ -109,6 +126,7 @@ def test_all_tables_are_shown():
     for words in (
         "Ours against the bare engine",
         "CPU per streamed token",
+        "building and sending responses",
         "Simulated engine over 64",
         "* Triton's official",
     ):

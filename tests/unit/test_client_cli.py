@@ -46,6 +46,8 @@ def answer(ask: Ask) -> Iterator[Say | Fail]:
         yield Say(json.dumps(STATUS))
     elif control == "cancel":
         yield Say('{"id": "u", "cancelled": true}')
+    elif control == "cancel_all":
+        yield Say('{"cancelled": 2}')
     elif ask.prompt == "long":
         yield Fail("prompt_too_long: the prompt has 9 tokens, the model takes 8")
     elif ask.prompt == "mid":
@@ -252,6 +254,9 @@ def test_status_and_cancel(run: Callable[..., Result]):
     assert json.loads(run("status", "r", "--json").stdout)["times_ms"]["finished"] == 45.6
     assert "cancelled" in run("cancel", "r").stdout
     assert json.loads(run("cancel", "r", "--json").stdout) == {"id": "r", "cancelled": True}
+    assert "2 requests cancelled" in run("cancel", "--all").stdout
+    assert json.loads(run("cancel", "--all", "--json").stdout) == {"cancelled": 2}
+    assert [run("cancel").exit_code, run("cancel", "r", "--all").exit_code] == [2, 2]
 
 
 ASKING = ["generate", "chat", "status", "cancel"]
@@ -564,15 +569,27 @@ def test_serve_has_no_other_exit_codes_than_its_help(
 
 def test_bench_outside_a_checkout(monkeypatch: pytest.MonkeyPatch):
     """Without the project's load folder, bench says so."""
-    for name in ("load", "load.overhead", "load.overhead.cli"):  # another test may have imported them
+    for name in ("load", "load.overhead.cli", "load.benchmark.cli"):  # another test may have imported them
         monkeypatch.setitem(sys.modules, name, None)
-    result = CliRunner().invoke(app, ["bench"])
-    assert result.exit_code == 1
-    assert "checkout" in result.stderr
+    for arguments in (["bench"], ["bench", "overhead"]):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 1
+        assert "checkout" in result.stderr
+
+
+def test_bench_has_two():
+    """`lifecycle bench` measures requests under load, `lifecycle bench overhead` what the way costs."""
+    assert "--scenario" in CliRunner().invoke(app, ["bench", "--help"]).stdout
+    assert "--scenario" not in (shown := CliRunner().invoke(app, ["bench", "overhead", "--help"]).stdout)
+    assert "--rounds" in shown
 
 
 def test_typer_knows_all_commands():
     """Only commands that exist now are offered."""
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert names == {"generate", "chat", "status", "cancel", "serve", "prepare", "doctor", "demo", "bench"}
+    asks, servers = (
+        {"generate", "chat", "status", "cancel", "ready"},
+        {"serve", "envoy", "prepare", "doctor", "demo", "bench"},
+    )
+    assert names == asks | servers | {"timeline", "replay"}
     assert isinstance(app, typer.Typer)

@@ -72,6 +72,20 @@ def test_a_request_as_http_json():
     }
 
 
+def test_a_stream_asks_for_its_tokens_and_may_bring_them_back():
+    """As a parameter, which other servers overlook, and as an input; the answer's are in the chunk, one or several."""
+    body = json.loads(codec.http_body(make(return_token_ids=True, continued=(5, 6))))
+    assert body["parameters"]["return_token_ids"] is True
+    assert body["continue_token_ids"] == [5, 6]
+    plain = json.loads(codec.http_body(make()))
+    assert "continue_token_ids" not in plain
+    assert "return_token_ids" not in plain["parameters"]
+    for told, ids in ((7, (7,)), ([7, 8], (7, 8))):
+        found = codec.http_chunk({"text_output": "x", "finish_reason": "None", "token_ids": told})
+        assert found is not None
+        assert found.token_ids == ids
+
+
 def test_streaming_does_not_ask_to_leave_out_the_prompt():
     """The official contract makes exclude_input_in_output an error while streaming."""
     assert "exclude_input_in_output" not in codec.tensors(make())

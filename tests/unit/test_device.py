@@ -26,7 +26,7 @@ def test_the_device_is_the_one_that_triton_names(kind, device, visible, found):
 def test_more_devices_need_kind_model():
     """The error names the product of both sizes and what to write instead."""
     settings = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
-    with pytest.raises(ConfigError, match=r"on 4 devices .*KIND_MODEL"):
+    with pytest.raises(ConfigError, match=r"KIND_GPU is currently for single-GPU models, .*on 4 devices .*KIND_MODEL"):
         pinned("GPU", "0", settings, None)
     assert pinned("MODEL", "0", settings, None) is None
 

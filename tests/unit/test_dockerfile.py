@@ -29,7 +29,18 @@ DOCKERFILE = ROOT / "Dockerfile.triton"
 BACKENDS = "opt/tritonserver/backends"
 LLAMA = ROOT / "deploy" / "model_repository" / "llama"
 
-OPTIONAL = {"vllm", "torch", "transformers", "gguf", "jinja2", "uvloop", "xgrammar", "triton_python_backend_utils"}
+OPTIONAL = {
+    "vllm",
+    "opentelemetry",
+    "torch",
+    "transformers",
+    "gguf",
+    "jinja2",
+    "uvloop",
+    "xgrammar",
+    "triton_python_backend_utils",
+    "river",
+}
 """Imports that vLLM's image brings or that code does without."""
 
 

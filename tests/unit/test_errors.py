@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from triton_lifecycle import errors
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.mark.parametrize("kind", sorted(errors.BY_SLUG.values(), key=lambda kind: kind.slug))
@@ -34,3 +38,10 @@ def test_a_refusal_reads_well():
     assert errors.QueueFull("64 requests are waiting", retry_after=1.84).wire() == (
         "queue_full: 64 requests are waiting; retry after 1.8 s"
     )
+
+
+@pytest.mark.parametrize("slug", errors.BY_SLUG)
+def test_operators_find_every_slug(slug):
+    """docs/operations.md has its cause and what to do."""
+    rows = [line for line in OPERATIONS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert any(f"`{slug}`" in row.split("|")[1] for row in rows)

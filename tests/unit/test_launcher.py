@@ -5,6 +5,7 @@ Most tests run a stand-in for tritonserver that starts in a moment and misbehave
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import until
 from triton_lifecycle.launcher import LauncherError, installation, leftovers, server, serverlog
 from triton_lifecycle.launcher.installation import (
     Installation,
@@ -28,10 +30,12 @@ from triton_lifecycle.launcher.installation import (
     libpython_folder,
 )
 from triton_lifecycle.launcher.ports import Ports, PortTaken, holder, is_free
+from triton_lifecycle.launcher.restarts import RESTART_WINDOW_S, Restarts
 from triton_lifecycle.launcher.server import StartFailed, TritonServer
 
 STAND_IN = """
 import http.server, os, signal, subprocess, sys, time
+signal.alarm(120)  # deaf to SIGTERM or not, it outlives no test by much
 options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if "=" in a)
 mode = os.environ.get("STAND_IN", "")
 if mode == "broken":
@@ -150,7 +154,7 @@ def test_whatever_a_killed_server_leaves_is_ended(make: Make):
     family = one.processes()
     assert len(family) == 3
     os.kill(one.pid, signal.SIGKILL)
-    assert one.wait(10) == -signal.SIGKILL
+    assert one.wait(60) == -signal.SIGKILL
     assert not any(process.is_running() for process in family)
     assert regions(one) == []
     assert sum("ended" in line for line in one.leftovers) == 2
@@ -167,6 +171,7 @@ def test_a_failed_start_says_what_the_log_says(make: Make):
 def test_a_start_that_takes_too_long_is_ended(make: Make):
     """The message says how far the server came, and the server is gone."""
     one = make("slow").start()
+    until(lambda: "loading" in one.log())
     with pytest.raises(StartFailed, match=r"not ready after 1 s \(last seen loading m\)"):
         one.wait_ready(1)
     assert not one.running
@@ -181,7 +186,7 @@ def test_each_phase_is_told_once(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serverlog, "phase", lambda _: next(logs, "starting a"))
     told: list[str] = []
     with pytest.raises(StartFailed):
-        one.wait_ready(1, told.append)
+        one.wait_ready(2, told.append)
     phases = [line.split(" s  ")[1] for line in told]
     assert phases[:3] == ["starting a", "starting the engine", "loading"]
     assert set(phases[3:]) == {"still loading"}
@@ -253,6 +258,22 @@ def test_two_servers_share_neither_memory_nor_ports(make: Make):
     one.kill()
     assert two.running
     assert regions(two)
+
+
+def test_old_logs_go_and_those_of_living_servers_stay(make: Make):
+    """So many of the ended ones are kept; a server that runs keeps its log however old that is."""
+    one = make().start().wait_ready(20)
+    folder = one.log_path.parent
+    for number in range(server.LOGS_KEPT + 5):
+        log = folder / f"server-ended-{number:02}.log"
+        log.touch()
+        os.utime(log, (number, number))
+    os.utime(one.log_path, (0, 0))
+    two = make().start()
+    ended = sorted(path.name for path in folder.glob("server-ended-*.log"))
+    assert ended == [f"server-ended-{number:02}.log" for number in range(5, server.LOGS_KEPT + 5)]
+    assert one.log_path.exists()
+    assert two.log_path.exists()
 
 
 def test_the_next_start_cleans_up_after_a_killed_launcher(make: Make, tmp_path: Path):
@@ -333,7 +354,7 @@ server.find_installation = lambda: stand_in
 options = {{"state": folder / "state", "env": {{"STAND_IN": {mode!r}}}, "exit_timeout_s": 20}}
 one = server.TritonServer(folder / "repository", **options)
 say = lambda line: print(line, flush=True)
-sys.exit(Foreground(one, say).run(on_ready=lambda: say(f"ready {{one.pid}}")))
+sys.exit(Foreground(one, say, restarts=2).run(on_ready=lambda it: say(f"READY {{it.pid}} {{it.http_url}}")))
 """
 
 
@@ -352,10 +373,18 @@ def foreground(make: Make, tmp_path: Path) -> Iterator[Foreground]:
 
     yield run
     for process in started:
+        # Interrupted in the middle, a test leaves the driver's server too, and that one may be deaf to SIGTERM.
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(process.pid).children(recursive=True)
         process.kill()
+        for child in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         process.wait()
         if process.stdout:
             process.stdout.close()
+    leftovers.sweep_dead(tmp_path / "state" / "servers")
 
 
 def _read_until(process: subprocess.Popen[str], word: str) -> str:
@@ -370,10 +399,10 @@ def _read_until(process: subprocess.Popen[str], word: str) -> str:
 def test_in_the_foreground_one_signal_drains(foreground: Foreground, number: signal.Signals):
     """The first Ctrl-C or SIGTERM stops the server in order, and its exit code is handed on."""
     process = foreground("")
-    pid = int(_read_until(process, "ready").split()[1])
+    pid = int(_read_until(process, "READY ").split()[1])
     process.send_signal(number)
     _read_until(process, "draining")
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert not psutil.pid_exists(pid)
 
 
@@ -387,21 +416,21 @@ def test_in_the_foreground_one_signal_drains(foreground: Foreground, number: sig
 def test_in_the_foreground_a_bad_end_is_explained(foreground: Foreground, mode: str, says: str, code: int):
     """An exit code other than 0 comes with its reason, or with where to look for it."""
     process = foreground(mode)
-    _read_until(process, "ready")
+    _read_until(process, "READY ")
     process.send_signal(signal.SIGINT)
     assert says in _read_until(process, "stopped")
-    assert process.wait(10) == code
+    assert process.wait(60) == code
 
 
 def test_in_the_foreground_a_second_signal_ends_at_once(foreground: Foreground):
     """A server that would take its whole grace is ended by the second Ctrl-C."""
     process = foreground("stubborn")
-    pid = int(_read_until(process, "ready").split()[1])
+    pid = int(_read_until(process, "READY ").split()[1])
     process.send_signal(signal.SIGINT)
     _read_until(process, "draining")
     process.send_signal(signal.SIGINT)
     _read_until(process, "at once, as asked")
-    process.wait(10)
+    process.wait(60)
     assert not psutil.pid_exists(pid)
 
 
@@ -410,15 +439,43 @@ def test_in_the_foreground_a_signal_ends_a_starting_server(foreground: Foregroun
     process = foreground("slow")
     _read_until(process, "loading m")
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
+
+
+def test_in_the_foreground_a_dead_server_is_started_again(foreground: Foreground):
+    """On the same ports, as often as allowed; then its end is an error with its story."""
+    process = foreground("")
+    where = set()
+    for number in range(3):
+        _, pid, url = _read_until(process, "READY ").split()
+        where.add(url)
+        os.kill(int(pid), signal.SIGKILL)
+        if number < 2:
+            assert "was ended by SIGKILL" in _read_until(process, f"started again ({number + 1} of 2)")
+    assert len(where) == 1
+    assert process.wait(60) == 1
+
+
+def test_in_the_foreground_a_dead_stub_ends_the_server(foreground: Foreground, tmp_path: Path):
+    """A model's process whose death its guardian reports costs the server its life: nobody waits for the dead."""
+    process = foreground("")
+    pid = int(_read_until(process, "READY ").split()[1])
+    [record] = (tmp_path / "state" / "servers").glob("*.json")
+    record.with_suffix(".deaths").write_text("123\n")
+    assert "a model's process has died" in _read_until(process, "started again")
+    _read_until(process, "READY ")
+    assert not psutil.pid_exists(pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert list((tmp_path / "state" / "servers").iterdir()) == []
 
 
 def test_the_server_ends_when_its_launcher_is_killed(foreground: Foreground):
     """Kill -9 of the launcher reaches tritonserver as SIGTERM."""
     process = foreground("")
-    triton = psutil.Process(int(_read_until(process, "ready").split()[1]))
+    triton = psutil.Process(int(_read_until(process, "READY ").split()[1]))
     process.kill()
-    triton.wait(5)
+    triton.wait(60)
 
 
 def test_the_real_server_two_at_once(tmp_path: Path):
@@ -442,7 +499,7 @@ def test_the_real_server_two_at_once(tmp_path: Path):
             assert len(each.processes()) == 2
             assert regions(each)
         os.kill(one.pid, signal.SIGKILL)
-        assert one.wait(10) == -signal.SIGKILL
+        assert one.wait(60) == -signal.SIGKILL
         assert two.running
         two.kill()
         for each in servers:
@@ -451,6 +508,16 @@ def test_the_real_server_two_at_once(tmp_path: Path):
     finally:
         for each in servers:
             each.kill()
+
+
+def test_restarts_are_counted_within_their_window():
+    """One more than allowed is refused, and what is longer ago than the window counts no more."""
+    restarts = Restarts(2)
+    assert [restarts.one_more(at) for at in (0.0, 10.0, 20.0)] == [True, True, False]
+    assert str(restarts) == "2 of 2"
+    assert restarts.one_more(RESTART_WINDOW_S + 5.0)
+    assert not restarts.one_more(RESTART_WINDOW_S + 5.0)
+    assert not Restarts(0).one_more(0.0)
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.fakes import pb_utils
-from triton_lifecycle.config import OFFICIAL
+from triton_lifecycle import control
+from triton_lifecycle import manager as manager_module
+from triton_lifecycle.config import OFFICIAL, Config, TimeoutHandling
 from triton_lifecycle.engine import open_engine
+from triton_lifecycle.engine.simulated import Fault
+from triton_lifecycle.errors import Draining, EngineRestarting
 from triton_lifecycle.manager import Manager
 
 
@@ -51,3 +57,110 @@ def test_a_request_that_cannot_be_begun_hurts_no_other_of_its_batch(manager: Man
     error = batch[2].sender.sent[-1][0].error
     assert error.code() == pb_utils.TritonError.INTERNAL
     assert "RuntimeError" in error.message()
+
+
+def ask(manager: Manager, **parameters: str) -> tuple[str | None, str | None]:
+    """Send a control request; return its answer or its error."""
+    request = pb_utils.InferenceRequest({"text_input": [""]}, parameters)
+    manager.submit([request])
+    wait_until(lambda: request.sender.finals)
+    errors = [error.message() for error in request.sender.errors]
+    return (None, errors[0]) if errors else (request.sender.text(), None)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_readiness_tells_the_truth():
+    """Not before the start, while the engine is away, while the loop is blocked, or at the end; and why."""
+    engine = open_engine("simulated", {"startup_s": 1.5}, "")
+    manager = Manager(OFFICIAL, engine, "test", "1", pb_utils)
+    assert "not loaded" in manager.fault().message
+    manager.start()
+    try:
+        assert manager.fault() is None
+        assert ask(manager, control="ready") == ('{"ready":true}', None)
+        manager._loop.call_soon_threadsafe(lambda: engine.inject(Fault(do="die")))
+        killed = time.monotonic()
+        wait_until(lambda: manager.fault() is not None)
+        assert time.monotonic() - killed < 1.0
+        wait_until(lambda: isinstance(manager.fault(), EngineRestarting))
+        answer, error = ask(manager, control="ready")
+        assert answer is None
+        assert error.startswith("engine_restarting: the engine is being restarted: its process has died; retry after")
+        wait_until(lambda: manager.fault() is None)
+        manager._loop.call_soon_threadsafe(lambda: time.sleep(1.5))
+        wait_until(lambda: manager.fault() is not None)
+        assert "event loop has not moved" in manager.fault().message
+        wait_until(lambda: manager.fault() is None)
+    finally:
+        manager.stop()
+    assert isinstance(manager.fault(), Draining)
+
+
+def serve(manager: Manager, requests: list[pb_utils.InferenceRequest]) -> None:
+    """Serve requests to their ends."""
+    manager.submit(requests)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not all(request.sender.finals for request in requests):
+        time.sleep(0.01)
+    assert all(request.sender.finals for request in requests)
+
+
+def state_of(manager: Manager) -> dict:
+    """Return what the control request ``state`` answers."""
+    request = pb_utils.InferenceRequest({}, {"control": "state"})
+    serve(manager, [request])
+    return json.loads(request.sender.text())
+
+
+def test_what_the_predictor_saw_outlives_a_restart_and_its_accuracy_shows_in_state(tmp_path):
+    """state_path: the next process predicts from its first request on."""
+    config = Config(timeout_handling=TimeoutHandling(state_path="kept/seen.json"))
+    for known in (0, 40):
+        engine = open_engine("simulated", {"base_ms": 1.0}, "")
+        manager = Manager(config, engine, "test", "1", pb_utils, directory=tmp_path)
+        manager.start()
+        try:
+            assert state_of(manager)["prediction"]["observations"] == known
+            assert state_of(manager)["prediction"]["ready"] is (known > 0)
+            for _ in range(4):
+                serve(
+                    manager, [pb_utils.InferenceRequest({"text_input": ["hi"]}, {"max_tokens": 3}) for _ in range(10)]
+                )
+            seen = state_of(manager)["prediction"]
+            assert seen["model"] == "linear"
+            assert seen["observations"] == known + 40
+            assert seen["total"].keys() >= {"mape", "coverage", "predicted", "actual", "seen"}
+            assert seen["total"]["seen"] == (40 if known else 10)
+        finally:
+            manager.stop()
+        assert (tmp_path / "kept" / "seen.json").exists()
+
+
+def test_a_control_request_under_way_is_answered_when_the_model_goes(monkeypatch):
+    """One that waits for a store or another replica ends with ``draining``, neither silent nor kept for ever."""
+
+    async def hangs(*_) -> str:
+        await asyncio.sleep(3600)
+        return ""
+
+    monkeypatch.setattr(control, "answer", hangs)
+    monkeypatch.setattr(manager_module, "ANSWER_LIMIT_S", 0.05)
+    manager = Manager(OFFICIAL, open_engine("simulated", {}, ""), "test", "1", pb_utils)
+    manager.start()
+    request = pb_utils.InferenceRequest({"text_input": [""]}, {"control": "status", "control_id": "x"})
+    manager.submit([request])
+    wait_until(lambda: manager._asked)
+    manager.stop()
+    assert request.sender.finals == 1
+    assert [error.message().partition(":")[0] for error in request.sender.errors] == ["draining"]
+
+
+def test_without_intelligent_timeouts_nothing_is_predicted(manager: Manager):
+    """The official contract has no limits to follow predictions."""
+    assert state_of(manager)["prediction"] is None

@@ -11,12 +11,15 @@ import pytest
 
 from tests.fakes import pb_utils
 from tests.fakes.harness import Harness, Step
-from tests.fakes.virtual_time import run
 from triton_lifecycle import control
 from triton_lifecycle.config import Admission, Config, Pipeline, TimeoutHandling
 from triton_lifecycle.context import Contexts
 from triton_lifecycle.errors import CallerLeft, InvalidInput, UnknownRequest
 from triton_lifecycle.events import Finished, Received
+from triton_lifecycle.simulation.virtual_time import run
+from triton_lifecycle.store.archive import Archive
+from triton_lifecycle.store.memory import MemoryStore
+from triton_lifecycle.store.records import SUMMARY
 
 TOKENS = [Step("token", 0.1)] * 5
 
@@ -95,7 +98,7 @@ def test_a_plug_in_stage_takes_its_place():
         harness.engine.scripts["P"] = TOKENS
         good, bad = request_of("p", request_id="good"), request_of("boom", request_id="bad")
         await harness.serve(good)
-        assert good.sender.text() == "xxxxx"
+        assert good.sender.text() == "01234"
         await harness.serve(bad)
         assert f"{__name__}:shout" in bad.sender.errors[0].message()
         assert bad.sender.errors[0].code() == pb_utils.TritonError.INTERNAL
@@ -162,7 +165,7 @@ def test_an_id_is_kept_only_when_it_is_of_bearable_length():
         request = request_of(request_id="x" * 257)
         await harness.serve(request)
         assert request.sender.errors[0].message() == "invalid_input: id: at most 256 characters, found 257"
-        assert harness.contexts._by_caller == {}
+        assert harness.contexts.ended._callers == {}
         harness.engine.scripts["p"] = TOKENS
         good = request_of(request_id="x" * 256)
         await harness.serve(good)
@@ -180,16 +183,42 @@ def test_status_tells_a_live_request_and_an_ended_one():
         task = asyncio.create_task(harness.serve(request_of()))
         await asyncio.sleep(0.25)
 
-        def ask(key):
-            return json.loads(control.answer({"control": "status", "control_id": key}, harness.contexts, dict))
+        archive = Archive(harness.contexts.ended)
 
-        live = ask("r")
+        async def ask(key):
+            asked = {"control": "status", "control_id": key}
+            return json.loads(await control.answer(asked, harness.contexts, archive, dict))
+
+        live = await ask("r")
         assert (live["status"], live["output_tokens"], live["stage"]) == ("live", 2, "execute")
         await task
-        ended = ask(live["id"])
+        ended = await ask(live["id"])
         assert (ended["status"], ended["output_tokens"], ended["finish_reason"]) == ("finished", 5, "length")
         assert ended["times_ms"]["finished"] == pytest.approx(500, abs=1)
-        assert ended == ask("r")
+        assert ended == await ask("r")
+
+    run(scenario)
+
+
+def test_all_live_requests_are_cancelled_with_one_order():
+    """Each of three ends as cancelled, the order tells how many there were, and a second one finds none."""
+
+    async def scenario():
+        harness = Harness()
+        harness.engine.scripts["p"] = TOKENS
+        requests = [request_of() for _ in range(3)]
+        tasks = [asyncio.create_task(harness.serve(request)) for request in requests]
+        await asyncio.sleep(0.25)
+
+        async def order():
+            asked = {"control": "cancel_all"}
+            return json.loads(await control.answer(asked, harness.contexts, Archive(harness.contexts.ended), dict))
+
+        assert await order() == {"cancelled": 3}
+        await asyncio.gather(*tasks)
+        assert harness.contexts.counts["cancelled"] == 3
+        assert all("with all others" in request.sender.errors[0].message() for request in requests)
+        assert await order() == {"cancelled": 0}
 
     run(scenario)
 
@@ -205,8 +234,9 @@ def test_status_tells_a_live_request_and_an_ended_one():
 )
 def test_a_control_request_with_a_fault_is_refused(parameters, error):
     """A wrong verb, a missing id and an unknown id each have their error."""
+    contexts = Contexts()
     with pytest.raises(error):
-        control.answer(parameters, Contexts(), dict)
+        asyncio.run(control.answer(parameters, contexts, Archive(contexts.ended), dict))
 
 
 def test_what_is_kept_is_bounded_by_number_and_age():
@@ -224,19 +254,19 @@ def test_what_is_kept_is_bounded_by_number_and_age():
             events.append(event)
 
     now, events = [0.0], []
-    contexts = Contexts(max_kept=2, keep_seconds=10, clock=lambda: now[0])
+    contexts = Contexts(ended=MemoryStore({SUMMARY: 10.0}, max_requests=2, clock=lambda: now[0]), clock=lambda: now[0])
     opened = [contexts.open(NoCall(f"c{n}"), "m", Nobody()) for n in range(4)]
     for ctx in opened[:3]:
         contexts.close(ctx, Finished, finish_reason="length", output_tokens=0)
         now[0] += 1
-    assert contexts.kept == 2
+    assert len(contexts.ended) == 2
     with pytest.raises(UnknownRequest):
         contexts.find("c0")
     assert contexts.find("c2").status == "finished"
     assert contexts.find("c3") is opened[3]
     now[0] += 8.5
-    assert contexts.expire() == 1
-    assert contexts.kept == 1
+    assert contexts.ended.expire(10) == 1
+    assert len(contexts.ended) == 1
     now[0] += 1000
     assert contexts.find("c3") is opened[3]
     with pytest.raises(RuntimeError, match="twice"):

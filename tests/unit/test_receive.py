@@ -12,13 +12,14 @@ from tests.fakes import pb_utils
 from tests.fakes.harness import Harness
 from triton_lifecycle.chat import Conversation, conversation
 from triton_lifecycle.config import RequestLimits, TimeoutHandling
-from triton_lifecycle.context import Contexts, Input
+from triton_lifecycle.context import Context, Contexts, Input
 from triton_lifecycle.embedding import Embedding
 from triton_lifecycle.errors import InvalidInput
 from triton_lifecycle.stages.receive import Receive
 from triton_lifecycle.triton import Call
 
 USER = [{"role": "user", "content": "hi"}]
+USUAL = RequestLimits()
 SMALL = RequestLimits(max_prompt_bytes=64, max_parameters_bytes=64, max_list_items=3)
 
 
@@ -29,11 +30,17 @@ class Nobody:
         return False
 
 
-def read(tensors: dict, parameters: dict | None = None, limits: RequestLimits = RequestLimits()) -> Input:  # noqa: B008
-    """Return the input layer of a request."""
+def received(tensors: dict, parameters: dict | None = None, limits: RequestLimits = USUAL) -> Context:
+    """Return a request that has been read."""
     request = pb_utils.InferenceRequest(tensors, parameters)
     ctx = Contexts().open(Call(request, pb_utils, None), "m", Nobody())
     asyncio.run(Receive(limits, TimeoutHandling(enabled=False))(ctx))
+    return ctx
+
+
+def read(tensors: dict, parameters: dict | None = None, limits: RequestLimits = USUAL) -> Input:
+    """Return the input layer of a request."""
+    ctx = received(tensors, parameters, limits)
     assert ctx.input is not None
     return ctx.input
 
@@ -61,7 +68,7 @@ def test_messages_come_as_a_list_or_as_its_text(given, where):
         ([{"content": "x"}], None, "messages[0]: object missing required field 'role'"),
         ([{"role": "user", "content": 5}], None, "messages[0].content: expected 'str | array | null', got 'int'"),
         ([{"role": "user", "contents": "x"}], None, "messages[0]: object contains unknown field 'contents'"),
-        ([{"role": "user", "content": [{"type": "image_url", "url": ""}]}], None, "invalid value 'image_url'"),
+        ([{"role": "user", "content": [{"type": "video", "url": ""}]}], None, "invalid value 'video'"),
         (USER, "x", "tools: not valid JSON"),
         (USER, [5], "tools[0]: expected 'object', got 'int'"),
     ],
@@ -161,7 +168,8 @@ def test_a_model_does_only_its_own_tasks():
         [error] = request.sender.errors
         assert error.code() == pb_utils.TritonError.UNSUPPORTED
         assert error.message() == (
-            "unsupported: embedding_request: the loaded model does not embed; it takes text_input or messages"
+            "unsupported: embedding_request: Model test does not support 'embed' request; "
+            "it takes text_input or messages"
         )
 
     asyncio.run(scenario())
@@ -177,3 +185,28 @@ def test_too_many_sequences_are_refused():
         assert "sampling_parameters.n: at most 128 sequences, found 129" in request.sender.errors[0].message()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seconds"),
+    [
+        ({}, None),
+        ({"timeout": 2_000_000}, 2.0),
+        ({"timeout_ms": "1500"}, 1.5),
+        ({"x-request-timeout": "2.5"}, 2.5),
+        ({"timeout": 0, "timeout_ms": 700, "x-request-timeout": 5}, 0.7),
+        ({"x-request-timeout": 604_800}, 604_800.0),
+    ],
+)
+def test_the_shortest_of_the_callers_limits_counts(parameters, seconds):
+    """Triton's, ours, and a gateway's header, each in its own unit; 0 is none."""
+    assert received({"text_input": "x"}, parameters).metadata.timeout == seconds
+
+
+@pytest.mark.parametrize("name", ["timeout", "timeout_ms", "x-request-timeout"])
+@pytest.mark.parametrize("value", [-1, "soon", "", True, "nan", "inf", 1e30, [], {}, "9" * 5000])
+def test_a_limit_that_is_none_names_itself(name, value):
+    """Whatever stands there that is no time: the field, and no more of the value than a line."""
+    with pytest.raises(InvalidInput, match=f"^{name}: ") as caught:
+        received({"text_input": "x"}, {name: value})
+    assert len(str(caught.value)) < 250

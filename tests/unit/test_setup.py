@@ -321,5 +321,18 @@ def test_make_without_a_target_lists_the_targets():
     answer = subprocess.run(
         ["make", "--no-print-directory", "-C", str(ROOT)], capture_output=True, text=True, check=True
     )
-    for target in ("setup", "weights", "demo", "serve", "test", "test-fast", "check", "bench", "lock", "clean", "help"):
+    for target in (
+        "setup",
+        "weights",
+        "demo",
+        "serve",
+        "test",
+        "test-fast",
+        "check",
+        "bench",
+        "overhead",
+        "lock",
+        "clean",
+        "help",
+    ):
         assert f"make {target} " in answer.stdout

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.virtual_time import run
 from triton_lifecycle.engine import EngineRequest, open_engine
 from triton_lifecycle.engine.simulated import Fault, SimulatedEngine, When
 from triton_lifecycle.engine.simulated.kv import KVPool
 from triton_lifecycle.engine.simulated.text import Detokenizer, Vocabulary
 from triton_lifecycle.errors import ConfigError, EngineDied, GenerationFailed
+from triton_lifecycle.simulation.virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
