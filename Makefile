@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup weights demo serve doctor test test-fast check format bench lock clean distclean
+.PHONY: help setup system weights demo serve doctor test test-fast check format bench overhead lock clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -14,6 +14,10 @@ help: ## show this list
 setup: ## make the environment from the lock files (about 2 minutes, once)
 	@test -n "$(PYTHON)" || { echo "setup: no python3 on PATH; install Python 3.11" >&2; exit 1; }
 	@$(PYTHON) backend/triton_lifecycle/launcher/bootstrap.py --venv $(VENV)
+
+system: ## install the browser and the Prometheus that the tests use, if there are none (as root, once)
+	@test -n "$(PYTHON)" || { echo "system: no python3 on PATH; install Python 3.11" >&2; exit 1; }
+	@$(PYTHON) backend/triton_lifecycle/launcher/system.py
 
 weights: setup ## convert the default model, SmolLM2 (about 40 s, once)
 	@$(BIN)/lifecycle prepare
@@ -27,10 +31,10 @@ serve: setup weights ## keep a server in the foreground; Ctrl-C drains it
 doctor: setup ## look at everything a server needs
 	@$(BIN)/lifecycle doctor
 
-test: setup weights ## run every test, also those against the real server
+test: setup system weights ## run every test, also those against the real server
 	@$(BIN)/python -m pytest
 
-test-fast: setup ## run the tests that start no server
+test-fast: setup system ## run the tests that start no server
 	@$(BIN)/python -m pytest --ignore=tests/e2e
 
 check: setup ## format, lint, types
@@ -42,8 +46,11 @@ format: setup ## format the code and mend what the linter can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix .
 
-bench: setup weights ## measure ours against the bare engine
-	@$(BIN)/lifecycle bench
+bench: setup weights ## what becomes of requests under load: ours, vLLM's own server, ours switched off
+	@$(BIN)/lifecycle bench --target vllm,ours,off --output-len 32
+
+overhead: setup weights ## what the way through Triton costs, against the bare engine
+	@$(BIN)/lifecycle bench overhead
 
 lock: setup ## write the lock files anew from the environment
 	@$(BIN)/python backend/triton_lifecycle/launcher/lock.py
