@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import pb_utils
 from tests.fakes.harness import Harness, ScriptedEngine, Step, text_of
+from tests.waiting import eventually
 from triton_lifecycle.config import Config, ErrorHandling, TimeoutHandling
 from triton_lifecycle.engine import Chunk, Delta, Limits
 from triton_lifecycle.engine.simulated import Fault, SimulatedEngine
@@ -282,6 +283,48 @@ def test_only_the_total_limit_counts_while_the_engine_is_away():
         await asyncio.gather(*tasks)
         assert running.sender.errors == []
         assert waiting.sender.errors == []
+        await harness.close()
+
+    run(scenario)
+
+
+def test_who_waits_for_the_trials_of_others_is_not_late():
+    """Eight long prompts are read one by one after two deaths: who comes meanwhile waits, and has its limit after."""
+
+    async def scenario():
+        limits = TimeoutHandling(default_timeout=60, first_token_timeout=5, stall_timeout=5, min_timeout=1)
+        harness = await simulated(Config(timeout_handling=limits), startup=1.0, prefill_tokens_per_s=1000.0)
+        suspects = [request_of(f"{n} " + "word " * 1500, request_id=f"s{n}", max_tokens=3) for n in range(8)]
+        tasks = [asyncio.create_task(harness.serve(request)) for request in suspects]
+        for deaths in (1, 2):
+            await asyncio.sleep(0.5)
+            harness.engine.inject(Fault(do="die"))
+            await eventually(lambda deaths=deaths: harness.supervisor.state.restarts == deaths)
+        assert not harness.supervisor.admits
+        late = request_of("late", request_id="late", max_tokens=3)
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(harness.serve(late), *tasks)
+        assert [request.sender.errors for request in [*suspects, late] if request.sender.errors] == []
+        assert asyncio.get_running_loop().time() - began > 5
+        assert harness.supervisor.admits
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_engine_that_is_away_is_not_silent():
+    """However long it takes to be back, nobody's patience with its silence is used up."""
+
+    async def scenario():
+        harness = await simulated(startup=30.0)
+        task = asyncio.create_task(harness.serve(request_of(max_tokens=100, ignore_eos=True)))
+        await asyncio.sleep(0.2)
+        harness.engine.inject(Fault(do="die"))
+        await asyncio.sleep(20.0)
+        assert harness.supervisor.state.status == "restarting"
+        assert harness.supervisor.silence() == 0.0
+        await task
+        assert harness.supervisor.silence() < 0.1
         await harness.close()
 
     run(scenario)

@@ -197,8 +197,16 @@ class Supervisor:
             self._acquit(course)
 
     def silence(self) -> float:
-        """Return the seconds since the engine's last token, or since it was given its first request after idling."""
-        return self._clock() - self._progress_at
+        """Return the seconds since the engine's last token, or since it was given its first request after idling.
+
+        An engine that is away is not silent: it cannot speak.
+        """
+        return 0.0 if self._restart is not None else self._clock() - self._progress_at
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request enters at once: the engine runs, and nobody is tried or waits for a trial."""
+        return self._restart is None and self._engine.alive and not self._accused
 
     @property
     def reads_again(self) -> bool:
@@ -249,7 +257,7 @@ class Supervisor:
             self._must_wait(left)
             return False
         if not tried:
-            return not self._accused
+            return self.admits
         if self._on_trial is not None or self._accused[0] is not course:
             return False
         return all(other.progressed for other in self._inside)

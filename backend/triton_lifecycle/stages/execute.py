@@ -91,12 +91,12 @@ class Execute:
         fruitless = most_tokens = 0
         while True:
             ctx.execution.attempts += 1
-            away = course.deaths > 0 or self._supervisor.state.status != "ready"
-            if away and ctx.deadline is not None:
+            held = course.deaths > 0 or not self._supervisor.admits
+            if held and ctx.deadline is not None:
                 ctx.deadline.suspend()
             try:
                 async with self._supervisor.attempt(course, left=None if ctx.deadline is None else ctx.deadline.left):
-                    if away and ctx.deadline is not None:
+                    if held and ctx.deadline is not None:
                         ctx.deadline.resume()
                     return await attempt(lambda: self._supervisor.progress(course))
             except EngineRestarting:

@@ -103,7 +103,7 @@ class Deadline:
         return None if self._total_at is None else self._total_at - self._clock()
 
     def suspend(self) -> None:
-        """Let only the total limit count: the engine is away, and no token can come."""
+        """Let only the total limit count: the engine is away or lets nobody in, and no token can come."""
         self._next_at = None
         self._arm()
 
