@@ -92,7 +92,7 @@ async def run(server: TritonServer, prompts: list[str], kills: int, tell: Callab
         wanted = {prompt: await _text(client, prompt, outcome, set()) for prompt in prompts}
         outcome = Outcome()
         over = asyncio.Event()
-        begun: set[str] = set()
+        begun: set[str] = set()  # whose answers have had text since the last death
 
         async def caller(prompt: str) -> None:
             while not over.is_set():
@@ -109,8 +109,7 @@ async def run(server: TritonServer, prompts: list[str], kills: int, tell: Callab
 
         callers = [asyncio.create_task(caller(prompt)) for prompt in prompts]
         try:
-            all_begun = lambda: len(begun) == len(prompts)  # noqa: E731
-            await _kill(client, server, kills, outcome, all_begun=all_begun, tell=tell)
+            await _kill(client, server, kills, outcome, begun=begun, all_of=len(prompts), tell=tell)
         finally:
             over.set()
             await asyncio.wait(callers, timeout=180)
@@ -141,18 +140,21 @@ async def _kill(
     kills: int,
     outcome: Outcome,
     *,
-    all_begun: Callable[[], bool],
+    begun: set[str],
+    all_of: int,
     tell: Callable[[str], None],
 ) -> None:
     chance = random.Random(1)  # noqa: S311 - when to strike
     for number in range(1, kills + 1):
-        # In turn while every stream is being read, and at any time: prompts being read too, or answers ending.
+        # In turn as soon as every stream has text, and at any time: prompts being read too, or answers ending. Never
+        # twice without a token between: nobody could tell who killed then, and requests would be tried one by one.
         if number % 2:
             async with asyncio.timeout(RESTART_LIMIT_S):
-                while not all_begun():  # noqa: ASYNC110 - a load tool's poll
+                while len(begun) < all_of:  # noqa: ASYNC110 - a load tool's poll
                     await asyncio.sleep(0.01)
         else:
             await asyncio.sleep(chance.uniform(1.0, 4.0))
+        begun.clear()
         engine(server).kill()
         began = time.monotonic()
         while int((await client.state()).engine["restarts"] or 0) < number:

@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True):
             return None
 
         positive, natural = (lambda x: math.isfinite(x) and x > 0), (lambda x: math.isfinite(x) and x >= 0)
-        over = take("over", _weights, "front ends with weights, such as grpc:2,generate_stream,generate")
+        over = take("over", front_ends, "front ends with weights, such as grpc:2,generate_stream,generate")
         seed = take("seed", int, "a whole number")
         timeout = take("request_timeout", float, "seconds above 0", positive)
         attempts = take("attempts", int, "a whole number from 1", lambda x: x >= 1)
@@ -182,7 +182,13 @@ def _until(times: Iterator[float], end: float) -> Iterator[float]:
         yield at
 
 
-def _weights(text: str) -> dict[Over, float]:
+def front_ends(text: str) -> dict[Over, float]:
+    """Read front ends with weights, such as ``grpc:2,generate``.
+
+    Raises:
+        ValueError: the part that is not one.
+
+    """
     found: dict[Over, float] = {}
     for part in str(text).split(","):
         name, _, weight = part.strip().partition(":")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from load.soak import Report, Setup, run
+from load.soak.report import Report, Setup
+from load.soak.serve import run
 
 MINUTES = float(os.environ.get("LIFECYCLE_SOAK_MINUTES", "4.5"))
 WARM_UP = 0.4
