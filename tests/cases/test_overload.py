@@ -13,6 +13,7 @@ import aiohttp
 from tests.cases.conftest import LONG, body, prove_idle, resident, times
 from tests.e2e.conftest import until_idle
 from tests.e2e.test_generate import GENERATE_ERROR_STATUS as REFUSED
+from tests.waiting import TRIES
 from triton_lifecycle.errors import from_wire
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle_client import AsyncClient
@@ -109,7 +110,7 @@ def test_o4_twenty_thousand_small_requests(server: TritonServer):
     """Twenty at a time: none fails, and the last tenth takes no longer than the first."""
     number = times(3000, 20_000)
 
-    async def scenario() -> list[float]:
+    async def scenario(number: int) -> list[float]:
         took: list[float] = []
         left = iter(range(number))
         async with _session() as web:
@@ -123,14 +124,18 @@ def test_o4_twenty_thousand_small_requests(server: TritonServer):
             await asyncio.gather(*[caller() for _ in range(20)])
         return took
 
-    took = asyncio.run(scenario())
-    assert len(took) == number
-
     def p99(tenth: list[float]) -> float:
         return sorted(tenth)[int(0.99 * len(tenth))]
 
+    took = asyncio.run(scenario(number))
+    assert len(took) == number
     # Below 20 ms it is the machine's own scheduling that is measured.
-    assert p99(took[-number // 10 :]) <= 1.5 * max(p99(took[: number // 10]), 0.02)
+    first, last = max(p99(took[: number // 10]), 0.02), p99(took[-number // 10 :])
+    for _ in range(TRIES):  # what has grown stays so; a machine that faltered does not
+        if last <= 1.5 * first:
+            break
+        last = p99(asyncio.run(scenario(number // 10)))
+    assert last <= 1.5 * first
 
 
 def test_o5_a_caller_that_reads_nothing(server: TritonServer):

@@ -57,15 +57,12 @@ def test_kill_9_leaves_nothing(start_server: StartServer, first):
         others = [process for process in below if not any("guardian" in part for part in process.cmdline())]
         assert len(others) == len(below) - 1
         stub.kill()
-        assert _all_gone(others, 10) == [], "the engine's processes follow the stub"
+        assert _all_gone(others, 60) == [], "the engine's processes follow the stub"
     os.kill(server.pid, signal.SIGKILL)
-    assert _all_gone([stub, *below], 10) == []
-    deadline = time.monotonic() + 10
-    while (left := set(os.listdir("/dev/shm")) - before) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == set()
+    assert _all_gone([stub, *below], 60) == []
+    until(lambda: set(os.listdir("/dev/shm")) <= before)
     assert _sockets() - sockets == set()
-    server.wait(15)
+    server.wait(60)
 
 
 def test_sigterm_lets_a_stream_finish(start_server: StartServer):

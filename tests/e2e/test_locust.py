@@ -92,7 +92,7 @@ class Locust:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
 
 
 @pytest.fixture

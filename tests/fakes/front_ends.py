@@ -126,7 +126,7 @@ def front_ends(model: Model | None = None) -> Iterator[FrontEnds]:
         pool.shutdown(wait=False)
         web.shutdown()
         web.server_close()
-        web_thread.join(5)
+        web_thread.join(60)
 
 
 class _Web(BaseHTTPRequestHandler):

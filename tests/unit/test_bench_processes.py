@@ -114,7 +114,7 @@ def test_waiting_for_an_engine_to_sleep_is_bounded(code: str, asleep: bool):  # 
         assert (settle([psutil.Process(process.pid)], limit_s=10.0 if asleep else 0.1) < 0.05) is asleep
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(60)
 
 
 def test_a_server_without_a_stub_is_refused():
@@ -125,7 +125,7 @@ def test_a_server_without_a_stub_is_refused():
             ServingProcesses(process.pid)
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(60)
 
 
 @pytest.mark.parametrize(

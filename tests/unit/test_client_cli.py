@@ -304,7 +304,7 @@ def test_interrupt_cancels_and_exits_130(fakes: FrontEnds):
         _, told = process.communicate(timeout=10)
     assert process.returncode == 130
     assert b"Traceback" not in told
-    assert fakes.asked[0].left.wait(2)
+    assert fakes.asked[0].left.wait(30)
 
 
 # Plays Ctrl-C at the n-th import and, should it have no effect, shows a traceback.
@@ -454,7 +454,7 @@ def test_chat_ctrl_c_stops_the_answer_only(fakes: FrontEnds):
     fakes.model = interrupting
     with Client(fakes.grpc, model=MODEL) as client:
         chat.run(client, chat.Conversation(), {}, read=Lines("one", "two"), interactive=True)
-    assert fakes.asked[0].left.wait(2)
+    assert fakes.asked[0].left.wait(30)
     assert told(fakes.asked[1]) in {"u:one | a:half | u:two", "u:two"}
 
 

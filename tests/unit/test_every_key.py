@@ -16,6 +16,7 @@ import yaml
 
 from tests.fakes import pb_utils
 from tests.fakes.harness import Harness, Step
+from tests.waiting import until
 from triton_lifecycle import logs
 from triton_lifecycle.bus import Bus, NoBus
 from triton_lifecycle.config import (
@@ -96,18 +97,11 @@ def ask(manager, text="hello", parameters=None, *, name="", stream=False, wait=T
     return request
 
 
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to this in time"
-        time.sleep(0.002)
-
-
 def on_loop(manager, function, *args):
     async def call():
         return function(*args)
 
-    return asyncio.run_coroutine_threadsafe(call(), manager._loop).result(timeout=5)
+    return asyncio.run_coroutine_threadsafe(call(), manager._loop).result(timeout=60)
 
 
 def event(seq=0):
@@ -366,7 +360,7 @@ def test_the_pool_of_sending_threads_grows_only_while_all_are_busy_and_to_its_si
     async def lanes_when_busy(performance):
         lanes = Lanes(asyncio.get_running_loop(), performance.pool_size)
         release = threading.Event()
-        waiting = [lanes.pick().submit(lambda: release.wait(10) and None) for _ in range(60)]
+        waiting = [lanes.pick().submit(lambda: release.wait(60) and None) for _ in range(60)]
         count = len(lanes)
         release.set()
         await asyncio.gather(*waiting)

@@ -80,6 +80,6 @@ def test_closing_ends_the_process(trial: GrammarTrial):
     process = own._process
     assert process is not None
     own.close()
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     with pytest.raises(Exception, match="stopping"):
         own.check("regex", "b", 5.0)

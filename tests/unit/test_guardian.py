@@ -85,9 +85,9 @@ def test_a_killed_stub_takes_its_engine_with_it(family):
     """kill -9 of the stub: the engine process ends; shared memory goes once the server has gone too."""
     server, child, keeper, block = family("stay")
     os.kill(_stub_of(server), 9)
-    assert _within(10, lambda: _gone(child))
-    assert _within(10, lambda: _gone(server.pid) or server.poll() is not None)
-    assert _within(10, lambda: _gone(keeper))
+    assert _within(60, lambda: _gone(child))
+    assert _within(60, lambda: _gone(server.pid) or server.poll() is not None)
+    assert _within(60, lambda: _gone(keeper))
     assert not block.exists()
 
 
@@ -97,13 +97,13 @@ def test_a_killed_server_takes_its_stub_with_it(family):
     stub = _stub_of(server)
     server.kill()
     server.wait()
-    assert _within(10, lambda: _gone(stub) and _gone(child) and _gone(keeper))
+    assert _within(60, lambda: _gone(stub) and _gone(child) and _gone(keeper))
     assert not block.exists()
 
 
 def test_an_orderly_end_leaves_no_process(family):
     """After ``bye`` what is left of the engine is ended, the stub's own memory is left to it, and the guardian goes."""
     server, child, keeper, _ = family("bye")
-    assert server.wait(timeout=10) == 0
+    assert server.wait(timeout=60) == 0
     assert _gone(child)
-    assert _within(2, lambda: _gone(keeper))
+    assert _within(60, lambda: _gone(keeper))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.fakes import pb_utils
+from tests.waiting import until
 from triton_lifecycle import heap
 from triton_lifecycle.config import Config
 from triton_lifecycle.context import Context
@@ -56,21 +56,14 @@ def test_no_request_waits_for_the_collector(fate: str, collector: None):
         requests = [pb_utils.InferenceRequest({"text_input": f"hi {n}", "stream": True}, FATES[fate]) for n in range(5)]
         manager.submit(requests)
         if fate == "left by its caller":
-            wait_until(lambda: all(request.sender.sent for request in requests))
+            until(lambda: all(request.sender.sent for request in requests))
             for request in requests:
                 request.cancelled = True
-        wait_until(lambda: all(request.sender.finals for request in requests))
-        wait_until(lambda: not manager.accounts.read()["pipelines"])
+        until(lambda: all(request.sender.finals for request in requests))
+        until(lambda: not manager.accounts.read()["pipelines"])
         assert not left()
     finally:
         manager.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_what_is_there_is_left_out_until_it_is_done_again():

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.fakes import pb_utils
+from tests.waiting import until
 from triton_lifecycle import leaks
 from triton_lifecycle.admission import Ask
 from triton_lifecycle.bus import Bus
@@ -46,14 +47,7 @@ def on_loop(manager, function):
     async def call():
         return function()
 
-    return asyncio.run_coroutine_threadsafe(call(), manager._loop).result(timeout=5)
-
-
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to this in time"
-        time.sleep(0.005)
+    return asyncio.run_coroutine_threadsafe(call(), manager._loop).result(timeout=60)
 
 
 def a_context(manager, held):

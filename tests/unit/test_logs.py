@@ -38,7 +38,7 @@ class TritonLogger:
             setattr(self, f"log_{level}", lambda line, level=level: self._take(level, line))
 
     def _take(self, level, line):
-        self.free.wait(10)
+        self.free.wait(60)
         self.lines.append((level, line))
 
 
@@ -167,7 +167,7 @@ def test_the_end_does_not_wait_for_a_logger_that_hangs(monkeypatch):
         logging.getLogger(f"{logs.ROOT}.x").info(f"line {number}")
     closing = threading.Thread(target=logs.close, daemon=True)
     closing.start()
-    closing.join(5)
+    closing.join(60)
     over = not closing.is_alive()
     pb.Logger.free.set()
     assert over

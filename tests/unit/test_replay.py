@@ -151,7 +151,7 @@ def test_ctrl_c_cancels_what_is_under_way(tmp_path: Path):
             process.kill()
         assert process.returncode == 130, said
         assert b"Traceback" not in said
-        assert all(ask.left.wait(5) for ask in fakes.prompts)
+        assert all(ask.left.wait(30) for ask in fakes.prompts)
 
 
 def test_the_real_run_simulated_by_command(tmp_path: Path):

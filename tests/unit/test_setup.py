@@ -198,20 +198,20 @@ def test_two_preparations_at_once_convert_once(source: Path, tmp_path: Path):
 
     def slow(source: Path, folder: Path, progress: ProgressType) -> None:
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         converted(source, folder, progress)
 
     target = tmp_path / "model" / "weights"
     first = threading.Thread(target=weights.prepare_weights, args=(target,), kwargs={"source": source, "convert": slow})
     first.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
 
     def told(line: str) -> None:
         assert "waiting for another process" in line
         go_on.set()
 
     weights.prepare_weights(target, progress=told, source=source, convert=never)
-    first.join(10)
+    first.join(60)
     assert weights.is_prepared(target)
 
 
