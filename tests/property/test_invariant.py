@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import pb_utils
@@ -38,7 +38,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=max(2000, settings().max_examples))
 @given(
     scripts=st.lists(requests, min_size=1, max_size=4),
     send_delay=st.sampled_from([0.0, 0.01, 0.7]),

@@ -322,7 +322,7 @@ script = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=max(200, settings().max_examples))
 @example(
     script=[("publish", Cancelled), ("publish", Cancelled), ("wait", Cancelled), ("close", Rejected)],
     size=3,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from load.mixes import WORDS, Fixed, Lognormal, Mix, Recorded, Uniform, arrivals, lengths, shape, share
 
@@ -26,7 +26,6 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(LENGTHS, LENGTHS, st.integers(), st.integers(0, 10_000))
 def test_the_same_seed_asks_the_same(prompt, answer, seed, number):
     """A request is a function of seed and number; it is as long as its plan says, and another number asks otherwise."""
@@ -50,7 +49,6 @@ def test_another_process_makes_the_same_plan():
     assert len(made) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200), st.integers(0, 250))
 def test_a_prefix_is_shared_and_something_differs(size, prefix):
     """All prompts begin alike for as many words as were asked for, and at least one word is their own."""
@@ -76,7 +74,6 @@ def test_lengths_follow_their_distribution():
     assert statistics.fmean(skewed) > 115
 
 
-@settings(deadline=None)
 @given(SHAPES, st.floats(1, 200), st.floats(0.1, 30), st.integers(), st.booleans())
 def test_arrivals_rise_stay_within_the_run_and_repeat(text, seconds, rate, seed, even):
     """Moments come in order, none after the end, and the same seed gives the same ones."""
@@ -111,7 +108,6 @@ def test_bursts_have_their_peak_and_their_mean(text, mean, peak):
         assert max(phase.level for phase in phases) == peak
 
 
-@settings(deadline=None)
 @given(st.integers(1, 7), st.integers(0, 50))
 def test_processes_share_one_plan(count, size):
     """Every item falls to exactly one of the processes that take turns."""
