@@ -292,7 +292,8 @@ def test_the_next_start_cleans_up_after_a_killed_launcher(make: Make, tmp_path: 
         assert orphan.poll() is not None
         assert not region.exists()
         assert not record.exists()
-        assert len(one.leftovers) == 2
+        assert len(one.swept) == 2
+        assert one.leftovers == []
     finally:
         orphan.kill()
         orphan.wait()

@@ -22,6 +22,7 @@ class Serves(Protocol):
     """What can be kept in the foreground: one tritonserver, or a fleet of them; each says more about these."""
 
     leftovers: list[str]
+    swept: list[str]
 
     @property
     def exit_timeout_s(self) -> float: ...  # noqa: D102
@@ -100,7 +101,7 @@ class Foreground(Generic[S]):
             self._server.kill()
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for line in self._server.leftovers:
+            for line in (*self._server.swept, *self._server.leftovers):
                 self._say(f"cleaned up: {line}")
 
     def _start(self, timeout: float) -> None:

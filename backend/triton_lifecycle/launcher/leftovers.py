@@ -18,7 +18,8 @@ import psutil
 
 MARK = "TRITON_LIFECYCLE_SERVER"
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for POSIX shared memory
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
+TRACKER_S = 3.0
 _ENGINE_REGIONS = ("psm_", "sem.", "torch_", "mp-", "vllm")
 """How Python's and torch's shared memory is named; other mapped files may be a client's and are never touched."""
 
@@ -80,7 +81,7 @@ class Footprint:
         # A resource tracker ends by itself after its users, and removes their shared memory when it does.
         trackers = [process for process in alive if _is_tracker(process)]
         told += _kill([process for process in alive if process not in trackers])
-        _, alive = psutil.wait_procs(trackers, timeout=1.0)
+        _, alive = psutil.wait_procs(trackers, timeout=TRACKER_S)
         told += _kill(alive)
         told += _kill(self.processes())  # one born meanwhile
         for region in sorted(self._regions | set(SHM.glob(f"{self.prefix}*"))):

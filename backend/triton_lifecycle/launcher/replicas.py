@@ -72,6 +72,8 @@ class Fleet:
         self._fault: str | None = None
         self.leftovers: list[str] = []
         """What had to be removed by force after an end."""
+        self.swept: list[str] = []
+        """What servers that were killed earlier had left."""
 
     @property
     def servers(self) -> list[TritonServer]:
@@ -236,7 +238,8 @@ class Fleet:
     def _collect(self) -> None:
         for server in self.servers:
             self.leftovers += server.leftovers
-            server.leftovers = []
+            self.swept += server.swept
+            server.leftovers, server.swept = [], []
 
 
 def make_fleet(

@@ -98,6 +98,8 @@ class TritonServer:
         self.log_path = log_path or self._logs / f"server-{time.strftime('%m%d-%H%M%S')}-{self.id[:6]}.log"
         self.leftovers: list[str] = []
         """What had to be removed by force after the server's end."""
+        self.swept: list[str] = []
+        """What was removed at the start, left by servers that were killed together with their launchers."""
         self._process: subprocess.Popen[bytes] | None = None
         self._footprint: Footprint | None = None
         self._ended = threading.Event()
@@ -176,7 +178,7 @@ class TritonServer:
         installation = find_installation()
         ports = self.ports = self.ports or Ports.free(self.host)
         ports.check(self.host)
-        self.leftovers += leftovers.sweep_dead(self.state / "servers")
+        self.swept += leftovers.sweep_dead(self.state / "servers")
         backends = assemble_backends(installation, self.state, self.source, self.served_as)
         mark = {leftovers.MARK: self.id, DEATHS: str(self._deaths)}
         environment = child_environment(installation, mark=mark, given=self.env, source=self.source)
