@@ -102,6 +102,16 @@ def resident(server: TritonServer) -> int:
     return sum(process.memory_info().rss for process in family if not process.name().startswith("VLLM"))
 
 
+def crashed_by_itself(server: TritonServer) -> bool:
+    """Return whether tritonserver crashed in its gRPC front end: 2.51 does so now and then, see compatibility.md."""
+    log = server.log()
+    return (
+        server.wait(60) is not None
+        and "Signal (11) received" in log
+        and "libtriton_python" not in log.split("Signal")[1]
+    )
+
+
 def prove_idle(server: TritonServer, model: str) -> None:
     """Nothing is running, waiting or live, the numbers add up, and a short request is answered."""
 

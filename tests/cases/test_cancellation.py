@@ -16,13 +16,14 @@ import tritonclient.grpc as sync_grpc
 import tritonclient.grpc.aio as aio_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.cases.conftest import LONG, body, prove_idle, resident, times
+from tests.cases.conftest import LONG, body, crashed_by_itself, prove_idle, resident, times
 from tests.e2e.conftest import StartServer, until_idle
 from tests.e2e.test_text import tensors
 from tests.waiting import TRIES, until
 from triton_lifecycle.errors import Cancelled, UnknownRequest
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle_client import AsyncClient, Client
+from triton_lifecycle_client.errors import ServerUnreachable
 
 MODELS = ("real_one", "simulated", "quick")
 
@@ -71,11 +72,9 @@ def test_c2_a_hundred_unary_callers_give_up(server: TritonServer):
 
 def test_c3_late_and_double_cancels(start_server: StartServer):
     """Streams of four tokens whose callers allow 1 to 50 ms: each request that arrived has one ordinary end."""
-    seconds, sent = times(6, 180), itertools.count()
-    # A server of its own, which is killed: Triton 2.51 may lose track of such a request; see compatibility.md.
-    server = start_server("quick")
+    seconds = times(6, 180)
 
-    async def scenario() -> tuple[dict[str, int], dict[str, int]]:
+    async def scenario(server: TritonServer) -> tuple[dict[str, int], dict[str, int]]:
         async with (
             AsyncClient(server.grpc_url, model="quick") as client,
             aio_grpc.InferenceServerClient(server.grpc_url) as triton,
@@ -98,8 +97,19 @@ def test_c3_late_and_double_cancels(start_server: StartServer):
             await until_idle(client)
             return before, (await client.state()).counts
 
-    before, after = asyncio.run(scenario())
-    server.kill()
+    for left in reversed(range(TRIES)):
+        # A server of its own, which is killed: Triton 2.51 may lose track of such a request, or crash; see
+        # compatibility.md. What it crashed on says nothing of ours.
+        server, sent = start_server("quick"), itertools.count()
+        try:
+            before, after = asyncio.run(scenario(server))
+        except ServerUnreachable:
+            if not (left and crashed_by_itself(server)):
+                raise
+        else:
+            break
+        finally:
+            server.kill()
     gained = {name: after[name] - before[name] for name in after}
     assert 100 < gained["received"] <= next(sent)
     assert gained["received"] == gained["completed"] + gained["cancelled"] + gained["timed_out"]
