@@ -28,7 +28,6 @@ from triton_lifecycle_client import AsyncClient
 
 MODEL: Final = "smollm2"
 STEPS: Final = (2, 8, 1, 16, 4, 32, 12, 24, 8, 16, 4, 32)
-STEP_S: Final = 15.0
 PROMPTS: Final = (16, 32, 64, 128, 256)
 ANSWERS: Final = (16, 32, 64, 128)
 
@@ -44,8 +43,8 @@ def repository(folder: Path, kept: Path) -> Path:
     return copied.parent
 
 
-async def load(url: str, prompts: dict[int, PromptMaker]) -> int:
-    """Send requests, step after step; return how many."""
+async def load(url: str, prompts: dict[int, PromptMaker], step_s: float) -> int:
+    """Send requests, step after step, each of so many seconds; return how many."""
     chance = random.Random(1)  # noqa: S311 - repeatable, not secret
     sent = 0
     async with AsyncClient(url, model=MODEL, timeout=120) as client:
@@ -65,7 +64,7 @@ async def load(url: str, prompts: dict[int, PromptMaker]) -> int:
                 sent += 1
 
         for callers in STEPS:
-            until = time.monotonic() + STEP_S
+            until = time.monotonic() + step_s
             await asyncio.gather(*[caller(until) for _ in range(callers)])
             print(f"{callers:3} callers: {sent} requests so far", file=sys.stderr, flush=True)
     return sent
@@ -75,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="the trace to write")
+    parser.add_argument("--step-seconds", type=float, default=30.0, help="of each load step")
     options = parser.parse_args(arguments)
     weights = project_root() / "model_repository" / MODEL / "1" / "weights"
     prompts = {length: PromptMaker(weights, length, seed=length) for length in PROMPTS}
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             server.start()
             server.wait_ready(300)
-            sent = asyncio.run(load(server.grpc_url, prompts))
+            sent = asyncio.run(load(server.grpc_url, prompts, options.step_seconds))
         finally:
             server.stop()
         seen = list(state.load(kept))
