@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -89,25 +90,28 @@ async def run(server: TritonServer, prompts: list[str], kills: int, tell: Callab
     """Kill the engine ``kills`` times under one stream for each prompt; streams begin anew as they end."""
     outcome = Outcome()
     async with AsyncClient(server.grpc_url, model=MODEL, timeout=600) as client:
-        wanted = {prompt: await _text(client, prompt, outcome, set()) for prompt in prompts}
+        wanted = {prompt: await _text(client, prompt, "", outcome, set()) for prompt in prompts}
         outcome = Outcome()
         over = asyncio.Event()
         begun: set[str] = set()  # whose answers have had text since the last death
 
-        async def caller(prompt: str) -> None:
-            while not over.is_set():
+        async def caller(number: int, prompt: str) -> None:
+            for turn in itertools.count():
+                if over.is_set():
+                    return
+                name = f"caller {number}, turn {turn}"
                 try:
-                    text = await _text(client, prompt, outcome, begun)
+                    text = await _text(client, prompt, name, outcome, begun)
                 except LifecycleError as error:
                     outcome.failed += 1
-                    outcome.problems.append(error.wire())
+                    outcome.problems.append(await _told(client, name, error))
                     continue
                 outcome.answers += 1
                 if text != wanted[prompt]:
                     outcome.different += 1
                     outcome.problems.append(f"{prompt!r}: {text!r} instead of {wanted[prompt]!r}")
 
-        callers = [asyncio.create_task(caller(prompt)) for prompt in prompts]
+        callers = [asyncio.create_task(caller(number, prompt)) for number, prompt in enumerate(prompts)]
         try:
             await _kill(client, server, kills, outcome, begun=begun, all_of=len(prompts), tell=tell)
         finally:
@@ -118,11 +122,21 @@ async def run(server: TritonServer, prompts: list[str], kills: int, tell: Callab
     return outcome
 
 
-async def _text(client: AsyncClient, prompt: str, outcome: Outcome, begun: set[str]) -> str:
-    """Stream one answer; it is in ``begun`` from its first text to its end."""
+async def _told(client: AsyncClient, name: str, error: LifecycleError) -> str:
+    """Return an error with what the server knows of the request."""
+    try:
+        known = await client.status(name)
+    except LifecycleError as unknown:
+        return f"{name}: {error.wire()} ({unknown.wire()})"
+    times = ", ".join(f"{point} {ms / 1e3:.1f} s" for point, ms in known.times_ms.items())
+    return f"{name}: {error.wire()} (attempts {known.attempts}; {times}; limits {known.limits})"
+
+
+async def _text(client: AsyncClient, prompt: str, name: str, outcome: Outcome, begun: set[str]) -> str:
+    """Stream one answer; it is in ``begun`` from its first text to its end, or to the engine's next death."""
     text, last = "", None
     begun.discard(prompt)
-    async with client.stream(prompt, temperature=0.0, max_tokens=TOKENS, ignore_eos=True) as stream:
+    async with client.stream(prompt, request_id=name, temperature=0.0, max_tokens=TOKENS, ignore_eos=True) as stream:
         async for chunk in stream:
             now = time.monotonic()
             if last is not None and now - last > LONG_PAUSE_S:
@@ -146,14 +160,15 @@ async def _kill(
 ) -> None:
     chance = random.Random(1)  # noqa: S311 - when to strike
     for number in range(1, kills + 1):
-        # In turn as soon as every stream has text, and at any time: prompts being read too, or answers ending. Never
-        # twice without a token between: nobody could tell who killed then, and requests would be tried one by one.
-        if number % 2:
+        # In turn: as soon as every stream has text, at any time (prompts being read too), and after some seconds of
+        # work. Never twice without a token between: nobody could tell who killed then, and requests would be tried
+        # one by one.
+        if number % 3 != 2:
             async with asyncio.timeout(RESTART_LIMIT_S):
                 while len(begun) < all_of:  # noqa: ASYNC110 - a load tool's poll
                     await asyncio.sleep(0.01)
-        else:
-            await asyncio.sleep(chance.uniform(1.0, 4.0))
+        if number % 3 != 1:
+            await asyncio.sleep(chance.uniform(1.0, 4.0 if number % 3 else 8.0))
         begun.clear()
         engine(server).kill()
         began = time.monotonic()
