@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,26 @@ MAX_PATH: Final = 120
 MAX_VALUES: Final = 200_000
 """Far more than a model's length in token ids; checking so many takes 0.1 s."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+OURS: Final = frozenset(
+    {
+        "id",
+        "timeout",
+        "timeout_ms",
+        "priority",
+        "request_priority",
+        "tenant",
+        "traceparent",
+        "tracestate",
+        "control",
+        "control_id",
+        "control_token",
+        "partial",
+        "return_token_ids",
+    }
+)
+"""Request parameters that steer the request's life and are never sampling parameters. (Triton's HTTP front end copies
+the ``id`` of a generate request into its parameters.)"""
 
 
 def parse_object(field: str, text: str) -> dict[str, Any]:
@@ -119,11 +139,16 @@ def type_values(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dic
     typed = {}
     for name, value in parameters.items():
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(fields))}"
-            raise InvalidInput(f"sampling_parameters: unknown key {_short(name)}{hint}")
+            raise InvalidInput(f"sampling_parameters: unknown key {_short(name)}; {_instead(name, fields)}")
         typed[name] = _convert(name, value, fields[name])
     return typed
+
+
+def _instead(name: str, fields: Iterable[str]) -> str:
+    if name in OURS:
+        return "it is a request parameter: send it beside sampling_parameters, not within"
+    near = difflib.get_close_matches(name, [*fields, *OURS], n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(fields))}"
 
 
 def _convert(name: str, value: Any, declared: Any) -> Any:  # noqa: ANN401

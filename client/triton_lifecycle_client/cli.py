@@ -97,6 +97,9 @@ def generate(
     priority: Priority = None,
     tenant: Annotated[str | None, typer.Option(help="On whose account the request runs.")] = None,
     request_id: Annotated[str | None, typer.Option("--id", help="Your name for the request.")] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="When time runs out, take the text that there is by then; not streamed.")
+    ] = False,
     param: Param = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,9 +119,11 @@ def generate(
             options["tenant"] = tenant
         if request_id is not None:
             options["request_id"] = request_id
+        if partial:
+            options["parameters"] = {"partial": True}
         text = read_prompt(prompt)
         with connect(url, model, grpc=grpc) as client:
-            if stream if stream is not None else sys.stdout.isatty() and not as_json:
+            if stream if stream is not None else sys.stdout.isatty() and not (as_json or partial):
                 _stream(client, text, options, as_json=as_json)
             else:
                 _whole(client, text, options, as_json=as_json)
@@ -202,6 +207,35 @@ def cancel(
             out.print(
                 f"{request_id}: {'cancelled' if cancelled else 'had already ended'}", markup=False, soft_wrap=True
             )
+
+
+@app.command(epilog="**Example**\n\n`lifecycle state -m smollm2 --json`\n\n" + ASK_CODES)
+def state(*, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False) -> None:
+    """Show what the server is doing as a whole: live requests, engine, ends, limits, events, predictions."""
+    import msgspec  # noqa: PLC0415
+
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        found = msgspec.to_builtins(client.state())
+        if as_json:
+            print_json(found)
+            return
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table("", "", box=None, show_header=False, pad_edge=False)
+        for name, value in found.items():
+            for label, shown in _flat(name, value):
+                table.add_row(label, Text(shown, overflow="fold"))
+        out.print(table)
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - JSON
+    """Return the lines of a part of the state: names joined by points, nothing for what is empty."""
+    if isinstance(value, dict):
+        return [line for key, inner in value.items() for line in _flat(f"{name}.{key}", inner)]
+    if value is None or value == []:
+        return []
+    return [(name, f"{value:,.3g}" if isinstance(value, float) else str(value))]
 
 
 @app.command(epilog="**Example**, as a probe\n\n`lifecycle ready --url 127.0.0.1:8001 -m smollm2`\n\n" + ASK_CODES)
@@ -293,7 +327,14 @@ def chunk_json(chunk: Chunk) -> dict[str, Any]:
 
 
 def _whole(client: Client, prompt: str, options: Options, *, as_json: bool) -> Completion:
-    completion = client.generate(prompt, **options)
+    from triton_lifecycle.errors import DeadlineExceeded  # noqa: PLC0415
+
+    try:
+        completion = client.generate(prompt, **options)
+    except DeadlineExceeded:
+        if not as_json:
+            err.print("hint: --partial takes what is made in time, --stream shows it as it comes", style="dim")
+        raise
     if as_json:
         print_json(completion_json(completion))
     elif len(completion.texts) == 1:

@@ -49,6 +49,9 @@ def check(
         origins = [origin.kind for origin in loaded.origins.values()]
         said = f"{origins.count('file')} keys set by the file, {origins.count('environment')} by the environment"
         out.print("[bold green]ok[/]", _named(loaded), f"({said})", soft_wrap=True)
+        if plugged := _plugged(loaded):
+            note = f"note: not imported here, but when the model is loaded: {', '.join(plugged)}"
+            out.print(note, style="dim", markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -68,7 +71,7 @@ def show(
     *,
     as_json: AsJson = False,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Write a file that says the same.")] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="Leave out what has its default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Leave out what nobody has set.")] = False,
 ) -> None:
     """Show every value that is in force, and where it came from. Passwords are not shown."""
     from triton_lifecycle.config import show as views  # noqa: PLC0415 - keeps `--help` quick
@@ -112,6 +115,12 @@ def _load(path: Path | None, *, as_json: bool) -> Loaded:
             raise
         print_json({"ok": False, "problems": [problem.as_json() for problem in error.problems]})
         raise typer.Exit(EXIT_FAILED) from None
+
+
+def _plugged(loaded: Loaded) -> list[str]:
+    """Return the places of the stages and handlers that are code of the user's."""
+    config = loaded.config
+    return [each.use for each in (*config.pipeline.stages, *config.event_driven.handlers) if not isinstance(each, str)]
 
 
 def _named(loaded: Loaded) -> str:

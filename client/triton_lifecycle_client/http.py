@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -189,6 +190,10 @@ class HttpTransport:
         if isinstance(error, aiohttp.ServerTimeoutError):
             what = f"{self._where} did not take the connection within {_CONNECT_S:.0f} s"
             raise ServerUnreachable(f"{what}; is the address right?") from None
+        if str(self._where).startswith("https://") and _no_tls(error):
+            raise ServerUnreachable(
+                f"what answers at {self._where} does not speak TLS; Triton itself does not: name it with http://"
+            ) from None
         if isinstance(error, aiohttp.ClientConnectorError):
             raise ServerUnreachable(
                 f"nothing answers at {self._where} ({_reason(error.os_error)}); start the server with "
@@ -205,6 +210,13 @@ class HttpTransport:
             f"{self._where} closed the connection before the answer was complete ({type(error).__name__}); "
             "the server is stopping or has died"
         ) from None
+
+
+def _no_tls(error: aiohttp.ClientError) -> bool:
+    """Return whether somebody took the connection, and left when it was to be encrypted."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return isinstance(error.os_error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
+    return isinstance(error, aiohttp.ClientSSLError | aiohttp.ServerDisconnectedError)
 
 
 def _reason(error: OSError) -> str:

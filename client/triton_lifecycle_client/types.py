@@ -229,13 +229,36 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server is doing as a whole: ``counts`` are since its start, the others are of now."""
+    """What the server is doing as a whole, of one model: counts are since its start, the others are of now.
+
+    Attributes:
+        live: requests that have not ended.
+        engine: whether it is ``ready``, its restarts, and its load.
+        counts: requests received, and ended by how they ended.
+        admission: what admission counts, its limits, and what it refused.
+        draining: whether new requests are refused because the model is being unloaded.
+        loop: how late the backend's event loop is.
+        handlers: events by handler: handled, failed, dropped, and waiting.
+        accounts: what is held, and the last self-check's finds.
+        sinks: events by sink: sent, lost, and waiting.
+        store: the shared store, if there is one.
+        tracing: spans sent and lost, if tracing is on.
+        prediction: how good predictions have been, if they are made.
+
+    """
 
     live: int
     engine: dict[str, float | bool | str | None] = {}
     counts: dict[str, int] = {}
     admission: dict[str, Any] = {}
-    """What admission counts, its limits, and what it refused."""
+    draining: bool = False
+    loop: dict[str, Any] = {}
+    handlers: Any = None
+    accounts: dict[str, Any] = {}
+    sinks: dict[str, Any] = {}
+    store: Any = None
+    tracing: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -38,6 +38,11 @@ STATUS = {
     "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3, "attempts": 1, "finish_reason": "length",
 }  # fmt: skip
 
+STATE = {
+    "live": 2, "draining": False, "engine": {"status": "ready", "running": 2, "kv_usage": 0.25},
+    "counts": {"received": 12, "completed": 10}, "prediction": None, "handlers": {"predictor": {"handled": 70}},
+}  # fmt: skip
+
 
 def answer(ask: Ask) -> Iterator[Say | Fail]:
     """Answer as the backend would."""
@@ -46,6 +51,8 @@ def answer(ask: Ask) -> Iterator[Say | Fail]:
         yield Say(json.dumps(STATUS))
     elif control == "cancel":
         yield Say('{"id": "u", "cancelled": true}')
+    elif control == "state":
+        yield Say(json.dumps(STATE))
     elif control == "cancel_all":
         yield Say('{"cancelled": 2}')
     elif ask.prompt == "long":
@@ -259,7 +266,33 @@ def test_status_and_cancel(run: Callable[..., Result]):
     assert [run("cancel").exit_code, run("cancel", "r", "--all").exit_code] == [2, 2]
 
 
-ASKING = ["generate", "chat", "status", "cancel"]
+def test_state(run: Callable[..., Result]):
+    """Every figure has a line with its place; what is empty has none."""
+    shown = dict(line.split() for line in run("state").stdout.splitlines())
+    assert shown["live"] == "2"
+    assert shown["engine.kv_usage"] == "0.25"
+    assert shown["counts.received"] == "12"
+    assert shown["handlers.predictor.handled"] == "70"
+    assert "prediction" not in shown
+    assert json.loads(run("state", "--json").stdout)["engine"]["status"] == "ready"
+
+
+def test_time_that_ran_out_says_how_to_keep_what_was_made(run: Callable[..., Result], fakes: FrontEnds):
+    """The error is followed by the ways to see the text; --partial asks the server for it, and needs no hint."""
+
+    def late(ask: Ask) -> Iterator[Say | Fail]:
+        yield Say("Par", "timeout") if ask.parameters.get("partial") else Fail("total_timeout: 1 s passed; 2 tokens")
+
+    fakes.model = late
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--partial" in result.stderr
+    assert "--partial" not in run("generate", "hi", "--json").stderr
+    kept = run("generate", "hi", "--partial")
+    assert (kept.exit_code, kept.stdout, kept.stderr) == (0, "Par\n", "")
+
+
+ASKING = ["generate", "chat", "status", "cancel", "state"]
 COMMANDS = [*ASKING, "serve", "prepare", "doctor", "demo", "bench"]
 
 
@@ -588,7 +621,7 @@ def test_typer_knows_all_commands():
     """Only commands that exist now are offered."""
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     asks, servers = (
-        {"generate", "chat", "status", "cancel", "ready"},
+        {"generate", "chat", "status", "cancel", "ready", "state"},
         {"serve", "envoy", "prepare", "doctor", "demo", "bench"},
     )
     assert names == asks | servers | {"timeline", "replay"}

@@ -603,3 +603,16 @@ def _expect(kind: type[tree.LifecycleError], match: str | None = None) -> Callab
                 pass
 
     return work
+
+
+def test_tls_where_there_is_none_is_said(fakes: FrontEnds):
+    """`https://` to a server that speaks plain HTTP: the message says so; where nobody listens it says that."""
+
+    async def scenario(url: str) -> None:
+        async with AsyncClient(url, model=MODEL, retry=NO_RETRY) as client:
+            await client.generate("hi")
+
+    with pytest.raises(ServerUnreachable, match=r"does not speak TLS; .* http://"):
+        asyncio.run(scenario(f"https://{fakes.http}"))
+    with pytest.raises(ServerUnreachable, match="nothing answers at https://"):
+        asyncio.run(scenario("https://127.0.0.1:1"))

@@ -59,6 +59,20 @@ def test_every_mistake_is_shown_with_its_place(tmp_path):
     assert document["problems"][1]["advice"] == "write true without quotes"
 
 
+def test_what_is_not_imported_is_said(tmp_path):
+    """A plug-in of the user's is judged when the model is loaded: the check says so, and names it."""
+    path = tmp_path / "request_lifecycle.yaml"
+    path.write_text(
+        "request_lifecycle:\n  pipeline:\n    stages: [receive, preprocess, schedule, execute, postprocess, "
+        "{use: 'shuot:Shout'}, respond]\n  event_driven: {handlers: [{use: 'audit:log'}]}\n"
+    )
+    found = lifecycle("check", path)
+    assert found.exit_code == 0
+    assert "not imported here, but when the model is loaded: shuot:Shout, audit:log" in found.stdout
+    path.write_text("request_lifecycle: {}\n")
+    assert "not imported" not in lifecycle("check", path).stdout
+
+
 def test_a_model_without_a_file_has_the_official_defaults(tmp_path):
     """No file is no mistake, and it is said; a folder that is no model's, or nothing at all, is wrong usage."""
     assert lifecycle("check", tmp_path).exit_code == 2

@@ -127,3 +127,14 @@ def test_checking_costs_no_more_than_its_values(value, says):
         assert says in caught.value.message
         assert len(caught.value.message) < 300
     assert time.perf_counter() - began < 5, "it took half a minute"
+
+
+def test_names_of_ours_are_known_too():
+    """A misspelt request parameter is named; one in the wrong place is told its place."""
+    for given, near in (("timout_ms", "timeout_ms"), ("tenent", "tenant"), ("partail", "partial")):
+        with pytest.raises(InvalidInput, match=f"unknown key \"{given}\"; did you mean '{near}'"):
+            type_values({given: 1}, FIELDS)
+    with pytest.raises(InvalidInput, match=r"timeout_ms.*request parameter: send it beside sampling_parameters"):
+        type_values({"timeout_ms": 5}, FIELDS)
+    with pytest.raises(InvalidInput, match="known are ignore_eos, logit_bias"):
+        type_values({"xyzzy": 1}, FIELDS)

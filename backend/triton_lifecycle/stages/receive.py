@@ -15,31 +15,11 @@ from triton_lifecycle.embedding import parse as parse_embedding
 from triton_lifecycle.errors import InvalidInput
 from triton_lifecycle.events import Traced
 from triton_lifecycle.images import measure
-from triton_lifecycle.sampling import parse_object
+from triton_lifecycle.sampling import OURS, parse_object
 from triton_lifecycle.timeouts.limits import choose
 from triton_lifecycle.tracing import Tracing
 from triton_lifecycle.tracing.w3c import bounded, parse
 from triton_lifecycle.triton import RawRequest
-
-OURS: Final = frozenset(
-    {
-        "id",
-        "timeout",
-        "timeout_ms",
-        "priority",
-        "request_priority",
-        "tenant",
-        "traceparent",
-        "tracestate",
-        "control",
-        "control_id",
-        "control_token",
-        "partial",
-        "return_token_ids",
-    }
-)
-"""Request parameters that steer the request's life and are never sampling parameters. (Triton's HTTP front end copies
-the ``id`` of a generate request into its parameters.)"""
 
 OFF_LOOP_CHARS: Final = 64 * 1024
 """Texts longer than this are parsed in a thread."""
