@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="lifecycle",
-    help="Ask, watch and run language models behind Triton Inference Server.",
     epilog="Begin with `lifecycle demo`, or `lifecycle serve` in one terminal and "
     '`lifecycle generate "The capital of France is"` in another.',
     no_args_is_help=True,
@@ -26,6 +25,25 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - typer's form
+    if asked:
+        from triton_lifecycle import __version__  # noqa: PLC0415
+
+        out.print(f"lifecycle {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Ask, watch and run language models behind Triton Inference Server."""
+
 
 Prompt = Annotated[str, typer.Argument(help="The text to continue; `-` reads it from standard input.")]
 RequestId = Annotated[str, typer.Argument(help="The caller's id of the request, or the server's own.")]

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from load.benchmark.gate import Rule
 
 EXIT_FAILED, EXIT_USAGE, EXIT_BROKEN, EXIT_INTERRUPTED = 1, 2, 3, 130
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 class Switch(enum.StrEnum):

@@ -30,7 +30,11 @@ from triton_lifecycle.launcher.weights import prepare_weights
 if TYPE_CHECKING:
     from types import FrameType
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 MODEL = "smollm2"
 SIMULATED = "simulated"
 READY_S = 300.0

@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.fakes.front_ends import MODEL, Ask, Fail, FrontEnds, Say, front_ends
-from triton_lifecycle import launcher
+from triton_lifecycle import __version__, launcher
 from triton_lifecycle.errors import BY_SLUG, LifecycleError, Overloaded, PromptTooLong, RequestError
 from triton_lifecycle.launcher import DiskFull, LauncherError, foreground, ports
 from triton_lifecycle_client import Client, chat, cli, demo, server_cli
@@ -626,3 +626,9 @@ def test_typer_knows_all_commands():
     )
     assert names == asks | servers | {"timeline", "replay"}
     assert isinstance(app, typer.Typer)
+
+
+def test_the_version_is_shown():
+    """`--version` answers in one line, without a command."""
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout) == (0, f"lifecycle {__version__}\n")
