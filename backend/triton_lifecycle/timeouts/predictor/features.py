@@ -12,6 +12,10 @@ _LONGEST: Final = 100.0
 """Tokens' time after which a step that goes on says nothing more about how long it will."""
 
 
+_STEPS: Final = 5.0
+"""Likewise where the step reads prompts: by then it is about to end, however much it reads."""
+
+
 class Features(msgspec.Struct, frozen=True, gc=False):
     """One request at its admission. The load is that of the others."""
 
@@ -40,7 +44,7 @@ class Features(msgspec.Struct, frozen=True, gc=False):
 
 RATE: Final = ("one", "batch", "batch_8", "batch_32", "arriving", "pending", "kv", "day_sin", "day_cos")
 """What the time per token depends on."""
-FIRST: Final = (*RATE, "prompt", "prefill_batch", "waiting", "in_step", "busy", "elapsed", "drain")
+FIRST: Final = (*RATE, "prompt", "prefill_batch", "waiting", "in_step", "busy", "elapsed", "reading", "drain")
 """What the time to the first token depends on."""
 
 
@@ -83,6 +87,7 @@ def first_vector(f: Features, slots: int, rate: float, length: float) -> list[fl
         f.in_step / 1024,
         min(1.0, others),
         min(f.elapsed / rate, _LONGEST),
+        min(f.elapsed / rate, _STEPS) * f.in_step / 1024,
         max(0, others + f.sequences - slots) / slots * length,
     ]
     return values
