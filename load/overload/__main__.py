@@ -7,13 +7,14 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from load import overload
-from load.overload.crowd import LOADS, Outcome, capacity, run
+from load.overload.crowd import LOADS, Outcome, capacity, run, together
 from load.overload.servers import ENGINE, LIMITS, InProcess, Ledger, Open, Server
 from load.overload.triton import TritonServed
 from load.overload.verdict import judge, share
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; 1 when an aim was missed."""
     parser = argparse.ArgumentParser(description=overload.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=1, help="of each load, with other callers; means are shown")
     parser.add_argument("--real", action="store_true", help="in real time (each load takes that long)")
     parser.add_argument("--triton", action="store_true", help="through a real tritonserver, in real time")
     options = parser.parse_args(arguments)
@@ -40,7 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     outcomes = []
     for load, settings in (*((load, LIMITS) for load in LOADS), (LOADS[-1], AdmissionSettings())):
         say.print(f"{load:g} times {per_second:.1f} requests/s, limits {'on' if settings is LIMITS else 'off'}")
-        outcomes.append(start(run, load, per_second, options.seconds, settings, open_server))
+        seeds = range(2, 2 + options.rounds)
+        rounds = [
+            start(partial(run, seed=seed), load, per_second, options.seconds, settings, open_server) for seed in seeds
+        ]
+        outcomes.append(together(rounds))
+        if options.rounds > 1:
+            say.print(f"  goodput in the rounds: {', '.join(f'{each.goodput:.1f}' for each in rounds)}")
     return _print(outcomes, per_second, options.seconds, how)
 
 
