@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,17 @@ def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Cli
     url = server.grpc_url if request.param == "grpc" else server.http_url
     with Client(url, model="smollm2", protocol=request.param) as made:
         yield made
+
+
+def left_over(before: set[str]) -> set[str]:
+    """Return what is in /dev/shm since, and no living process has mapped: others may run servers beside this one."""
+    found = set(os.listdir("/dev/shm")) - before
+    if found:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with suppress(OSError):
+                text = maps.read_text(errors="replace")
+                found = {name for name in found if f"/dev/shm/{name}" not in text}
+    return found
 
 
 async def until_idle(client: AsyncClient) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from load import recovery
 
-from tests.e2e.conftest import REPOSITORY, StartServer
+from tests.e2e.conftest import REPOSITORY, StartServer, left_over
 from tests.waiting import eventually, until
 from triton_lifecycle.launcher.ports import Ports
 from triton_lifecycle.launcher.server import TritonServer
@@ -102,7 +102,7 @@ def test_kill_9_of_the_stub_under_serve(tmp_path):
     finally:
         serve.terminate()
         assert serve.wait(60) == 0, (tmp_path / "serve.log").read_text()
-    until(lambda: set(os.listdir("/dev/shm")) <= before)
+    until(lambda: not left_over(before))
 
 
 def _is_model(process: psutil.Process) -> bool:
