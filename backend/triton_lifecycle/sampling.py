@@ -18,7 +18,7 @@ MAX_VALUES: Final = 200_000
 """Far more than a model's length in token ids; checking so many takes 0.1 s."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-OURS: Final = frozenset(
+REQUEST_PARAMETERS: Final = frozenset(
     {
         "id",
         "timeout",
@@ -145,9 +145,9 @@ def type_values(parameters: Mapping[str, Any], fields: Mapping[str, Any]) -> dic
 
 
 def _instead(name: str, fields: Iterable[str]) -> str:
-    if name in OURS:
+    if name in REQUEST_PARAMETERS:
         return "it is a request parameter: send it beside sampling_parameters, not within"
-    near = difflib.get_close_matches(name, [*fields, *OURS], n=1)
+    near = difflib.get_close_matches(name, [*fields, *REQUEST_PARAMETERS], n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(fields))}"
 
 

@@ -137,6 +137,8 @@ def generate(
             options["tenant"] = tenant
         if request_id is not None:
             options["request_id"] = request_id
+        if partial and stream:
+            raise UsageFault("give --stream or --partial: a stream shows what is made in time anyway")
         if partial:
             options["parameters"] = {"partial": True}
         text = read_prompt(prompt)

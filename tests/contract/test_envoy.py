@@ -7,12 +7,12 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from triton_lifecycle.launcher.balancer import Balancer
 from triton_lifecycle.launcher.envoy import Front, Policy, Replica
@@ -114,13 +114,6 @@ def running(folder: Path, count: int, **policy: object) -> Iterator[Front3]:
         made.balancer.stop()
         for server in made.servers:
             server.close()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to this in time"
-        time.sleep(0.05)
 
 
 def test_a_refusal_goes_to_another_replica_and_a_fault_does_not(tmp_path):

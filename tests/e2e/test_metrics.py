@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import yaml
 
 from tests import services
 from tests.e2e.conftest import REPOSITORY
+from tests.waiting import eventually
 from triton_lifecycle.errors import LifecycleError
 from triton_lifecycle.launcher.server import TritonServer
 from triton_lifecycle.metrics.catalogue import FAMILIES
@@ -151,14 +152,6 @@ async def query(prometheus: str, expression: str) -> list[dict[str, Any]]:
     return list(answer["data"]["result"])
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for something, within the limit."""
-    deadline = time.monotonic() + LIMIT_S
-    while not await condition():
-        assert time.monotonic() < deadline, f"it did not come to this in time: {what}"
-        await asyncio.sleep(0.2)
-
-
 FIRING = 'ALERTS{alertstate="firing"}'
 
 
@@ -175,7 +168,7 @@ async def fires(prometheus: str, *names: str) -> None:
         since = int(time.monotonic() - began) + 1
         return set(names) <= await alerts(prometheus, f"max_over_time({FIRING}[{since}s])")
 
-    await until(fired, f"{names} fire")
+    await eventually(fired, LIMIT_S)
 
 
 async def clears(prometheus: str, *names: str) -> None:
@@ -184,7 +177,7 @@ async def clears(prometheus: str, *names: str) -> None:
     async def cleared() -> bool:
         return not await alerts(prometheus, FIRING) & set(names)
 
-    await until(cleared, f"{names} clear")
+    await eventually(cleared, LIMIT_S)
 
 
 @asynccontextmanager

@@ -290,6 +290,7 @@ def test_time_that_ran_out_says_how_to_keep_what_was_made(run: Callable[..., Res
     assert "--partial" not in run("generate", "hi", "--json").stderr
     kept = run("generate", "hi", "--partial")
     assert (kept.exit_code, kept.stdout, kept.stderr) == (0, "Par\n", "")
+    assert run("generate", "hi", "--partial", "--stream").exit_code == 2
 
 
 ASKING = ["generate", "chat", "status", "cancel", "state"]

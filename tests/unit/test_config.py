@@ -88,7 +88,7 @@ def only(text, tmp_path, environ=None):
             "monitoring",
             "log_level: off",
             (3, 16),
-            ["must be one of debug, info", "YAML reads off as false", "quote it"],
+            ["must be one of debug, info", "YAML reads off as false", "choose one of these"],
         ),
         ("monitoring", "log_level: infos", (3, 16), ["found infos", "did you mean info?"]),
         ("monitoring", 'enabled: "yes"', (3, 14), ["must be true or false", "write true without quotes"]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from triton_lifecycle.engine import guardian
 
 STUB = """
@@ -42,15 +42,6 @@ def _gone(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
     except OSError:
         return True
-
-
-def _within(seconds, condition):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
 
 
 def _stub_of(server):
@@ -85,9 +76,9 @@ def test_a_killed_stub_takes_its_engine_with_it(family):
     """kill -9 of the stub: the engine process ends; shared memory goes once the server has gone too."""
     server, child, keeper, block = family("stay")
     os.kill(_stub_of(server), 9)
-    assert _within(60, lambda: _gone(child))
-    assert _within(60, lambda: _gone(server.pid) or server.poll() is not None)
-    assert _within(60, lambda: _gone(keeper))
+    until(lambda: _gone(child))
+    until(lambda: _gone(server.pid) or server.poll() is not None)
+    until(lambda: _gone(keeper))
     assert not block.exists()
 
 
@@ -97,7 +88,7 @@ def test_a_killed_server_takes_its_stub_with_it(family):
     stub = _stub_of(server)
     server.kill()
     server.wait()
-    assert _within(60, lambda: _gone(stub) and _gone(child) and _gone(keeper))
+    until(lambda: _gone(stub) and _gone(child) and _gone(keeper))
     assert not block.exists()
 
 
@@ -106,4 +97,4 @@ def test_an_orderly_end_leaves_no_process(family):
     server, child, keeper, _ = family("bye")
     assert server.wait(timeout=60) == 0
     assert _gone(child)
-    assert _within(60, lambda: _gone(keeper))
+    until(lambda: _gone(keeper))

@@ -222,7 +222,9 @@ def _advice(kind: str, context: Mapping[str, Any], value: object, spot: Spot) ->
     if value is None:
         return "give a value, or remove the key to have its default"
     if isinstance(value, bool) and (spot.text or "").lower() in _NOT_QUITE_BOOLEANS and not spot.quoted:
-        return f"YAML reads {spot.text} as {str(value).lower()}; quote it if text is meant"
+        read = f"YAML reads {spot.text} as {str(value).lower()}"
+        known = _plain(context["expected"]).split(", ") if kind == "literal_error" else [spot.text]
+        return f"{read}; quote it if text is meant" if spot.text in known else f"{read}; choose one of these"
     if kind == "literal_error":
         near = difflib.get_close_matches(str(value).lower(), _plain(context["expected"]).split(", "), 1)
         return f"did you mean {near[0]}?" if near else ""

@@ -15,7 +15,7 @@ from triton_lifecycle.embedding import parse as parse_embedding
 from triton_lifecycle.errors import InvalidInput
 from triton_lifecycle.events import Traced
 from triton_lifecycle.images import measure
-from triton_lifecycle.sampling import OURS, parse_object
+from triton_lifecycle.sampling import REQUEST_PARAMETERS, parse_object
 from triton_lifecycle.timeouts.limits import choose
 from triton_lifecycle.tracing import Tracing
 from triton_lifecycle.tracing.w3c import bounded, parse
@@ -151,7 +151,9 @@ class Receive:
         most = self._limits.max_parameters_bytes
         text = raw.tensors.get("sampling_parameters")
         if text is None:
-            parameters = {k: v for k, v in raw.parameters.items() if k not in OURS and not _is_transport(k)}
+            parameters = {
+                k: v for k, v in raw.parameters.items() if k not in REQUEST_PARAMETERS and not _is_transport(k)
+            }
             for name in parameters.keys() - {"messages", "tools"}:
                 _measure(name, parameters[name], most)
         else:
