@@ -195,7 +195,7 @@ def owned(command: Sequence[str], log: Path, state: Path | None = None) -> Itera
             stdout=output,
             stderr=output,
             env=environment,
-            start_new_session=True,
+            process_group=0,
         )
     footprint = Footprint(mark, f"bench_{mark[:12]}_", process.pid, time.time())
     record = (state or state_folder()) / "servers" / f"{mark}.json"

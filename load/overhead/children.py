@@ -30,7 +30,7 @@ ORDER_MARGIN_S = 10.0
 
 
 class Child:
-    """A load process in a session of its own; leaving the block ends it and all that it started.
+    """A load process in a process group of its own; leaving the block ends it and all that it started.
 
     Args:
         arguments: the kind of load and where it goes, see :func:`load.overhead.child.make_source`.
@@ -52,7 +52,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,
+                process_group=0,
             )
         self._footprint = Footprint(mark, f"bench_{mark[:12]}_", self.process.pid, time.time())
 

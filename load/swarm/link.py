@@ -59,7 +59,7 @@ class Link:
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                process_group=0,
             )
         self._send(hello)
         self._reader = gevent.spawn(self._read)

@@ -435,7 +435,7 @@ def test_an_attempt_of_ours_counts_when_it_is_sent(hint: str, sent: int):
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_nothing_of_a_foreign_server_is_left(tmp_path: Path, *, killed: bool):
-    """Killed (-9) or ended in order: also what left its session, as an engine's process may, is gone with it."""
+    """Killed (-9) or ended in order: also what left its group, as an engine's process may, is gone with it."""
     below = "import subprocess, sys, time; sleep = [sys.executable, '-c', 'import time; time.sleep(600)']"
     code = f"{below}; print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True); time.sleep(600)"
     with owned([sys.executable, "-c", code], tmp_path / "log", state=tmp_path) as process:

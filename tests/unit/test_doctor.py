@@ -26,7 +26,7 @@ def test_this_environment_is_sound():
     """On the environment the tests run in nothing fails, and every look was made."""
     checks = doctor.run_checks()
     assert [check.name for check in checks if check.result == "fail"] == []
-    assert len({check.name for check in checks}) == 14
+    assert len({check.name for check in checks}) == 15
     assert all(check.to_do for check in checks if check.result == "warn")
 
 
@@ -58,6 +58,10 @@ def test_this_environment_is_sound():
         (doctor.memory(2 * GIB), "fail", "3 GiB"),
         (doctor.memory(3 * GIB), "warn", "3 GiB"),
         (doctor.memory(8 * GIB), "ok", ""),
+        (doctor.scheduler("1", gpu_seen=False), "warn", "sched_autogroup_enabled=0"),
+        (doctor.scheduler("1", gpu_seen=True), "ok", ""),
+        (doctor.scheduler("0", gpu_seen=False), "ok", ""),
+        (doctor.scheduler("", gpu_seen=False), "ok", ""),
     ],
     ids=lambda value: value.name if isinstance(value, Check) else None,
 )

@@ -56,7 +56,7 @@ def fail(*_):
     os.unlink(region)
     os._exit(3)
 signal.signal(signal.SIGTERM, {"stubborn": signal.SIG_IGN, "busy": cut, "failing": fail}.get(mode, end))
-if mode == "orphans":  # one that carries the mark but left the session, one that sits in the session without the mark
+if mode == "orphans":  # one that carries the mark but left the group, one in the group without the mark
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     subprocess.Popen(sleep, start_new_session=True)
     subprocess.Popen(sleep, env={})
@@ -134,6 +134,13 @@ def test_it_stops_at_the_end_of_a_with_block(make: Make):
     assert not psutil.pid_exists(pid)
 
 
+def test_a_server_is_scheduled_with_its_starter(make: Make):
+    """It leads a group of its own, for Ctrl-C, in its starter's session, which Linux schedules as one."""
+    one = make().start()
+    assert os.getpgid(one.pid) == one.pid
+    assert os.getsid(one.pid) == os.getsid(0)
+
+
 def test_a_second_start_is_refused(make: Make):
     """One object is one server."""
     one = make().start()
@@ -149,7 +156,7 @@ def test_one_that_ignores_sigterm_is_killed_after_its_grace(make: Make):
 
 
 def test_whatever_a_killed_server_leaves_is_ended(make: Make):
-    """Kill -9: processes known by mark or by session end, shared memory goes, without anybody asking."""
+    """Kill -9: processes known by mark or by group end, shared memory goes, without anybody asking."""
     one = make("orphans").start().wait_ready(20)
     family = one.processes()
     assert len(family) == 3
@@ -300,7 +307,7 @@ def test_the_next_start_cleans_up_after_a_killed_launcher(make: Make, tmp_path: 
         region.unlink(missing_ok=True)
 
 
-def test_a_session_number_given_out_again_is_not_ours():
+def test_a_group_number_given_out_again_is_not_ours():
     """A dead server's record never leads to a process that merely has its number by now."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
         earlier = leftovers.Footprint("mark", "tlc_none_", stranger.pid, time.time() - 5000)

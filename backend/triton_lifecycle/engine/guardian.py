@@ -1,7 +1,7 @@
 """The guardian: a small process that outlives the stub, so that nothing else does.
 
 Whatever kills Triton's Python stub (a crash, ``kill -9``, the out-of-memory killer) leaves vLLM's engine processes
-alive, holding gigabytes. The stub therefore starts this file as a process of its own session and holds the other end of
+alive, holding gigabytes. The stub therefore starts this file in a process group of its own and holds the other end of
 its standard input. When that pipe closes, the stub has ended: every process below it that still lives is ended too, and
 the shared memory that they and the stub used is removed. When tritonserver itself dies, a stub that does not follow is
 ended first.
@@ -155,7 +155,7 @@ class Guardian:
         environment = {key: value for key, value in os.environ.items() if key != MARK}
         arguments = [python, "-I", __file__, mark, "--stub", str(os.getpid()), "--server", str(os.getppid())]
         self._process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, start_new_session=True, env=environment, close_fds=True
+            arguments, stdin=subprocess.PIPE, process_group=0, env=environment, close_fds=True
         )
 
     def tell_shared_memory(self) -> None:

@@ -96,7 +96,7 @@ class Balancer:
             command += ["--concurrency", str(min(MOST_THREADS, os.cpu_count() or 1)), "--log-level", "warning"]
             with self.log_path.open("wb") as log:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
                 )
         except BaseException:
             self._file.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -30,7 +31,6 @@ from triton_lifecycle.launcher.ports import Ports, holder, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 Result = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
@@ -74,6 +74,7 @@ def run_checks() -> list[Check]:
         "left-overs": lambda: dead_servers(state_folder() / "servers"),
         "memory": lambda: memory(psutil.virtual_memory().available),
         "ports 8000-8002": ports,
+        "scheduler": lambda: scheduler(_autogroup(), gpu_seen=has_gpu()),
         "GPU": gpu,
     }
     return [_safely(name, look) for name, look in looks.items()]
@@ -278,6 +279,23 @@ def gpu() -> Check:
     if answer.returncode != 0:
         return Check("GPU", "fail", answer.stdout.strip() or answer.stderr.strip(), "Check the NVIDIA driver.")
     return Check("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def scheduler(autogroup: str, *, gpu_seen: bool) -> Check:
+    """Whether Linux schedules each session as one unit, which starves clients beside an engine on the CPU."""
+    if autogroup != "1" or gpu_seen:
+        return Check("scheduler", "ok", "fair between processes" if autogroup != "1" else "autogroup; the GPU computes")
+    return Check(
+        "scheduler",
+        "warn",
+        "autogroup: a client in another terminal or session may stand still for seconds while vLLM computes",
+        "sysctl kernel.sched_autogroup_enabled=0",
+    )
+
+
+def _autogroup() -> str:
+    setting = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    return setting.read_text(encoding="ascii").strip() if setting.exists() else ""
 
 
 def _safely(name: str, look: Callable[[], Check]) -> Check:

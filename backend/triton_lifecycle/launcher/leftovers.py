@@ -2,8 +2,8 @@
 
 The stub, EngineCore and Worker are children of tritonserver's children; when one in the chain is killed the rest is
 handed to init and its parentage says nothing any more. So a process counts as the server's if it carries the server's
-mark in its environment, or sits in its session, or was seen as a descendant while the tree was whole. (The mark alone
-would not do: vLLM sets process titles, which may overwrite what the kernel shows as a process's environment.)
+mark in its environment, or is in its process group, or was seen as a descendant while the tree was whole. (The mark
+alone would not do: vLLM sets process titles, which may overwrite what the kernel shows as a process's environment.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Footprint:
     Args:
         mark: the value of the mark in the environment of its processes.
         prefix: how the names of its shared memory regions begin.
-        pid: tritonserver's process id, which is its session's id too.
+        pid: tritonserver's process id, which is its process group's id too.
         created: tritonserver's start time as psutil gives it, in Unix seconds.
 
     """
@@ -94,13 +94,13 @@ class Footprint:
         with contextlib.suppress(psutil.Error, OSError):
             if process.status() == psutil.STATUS_ZOMBIE or process.create_time() < self.created - 1:
                 return False
-            if os.getsid(process.pid) == self.pid:
+            if os.getpgid(process.pid) == self.pid:
                 return not self._number_reused()
             return process.environ().get(MARK) == self.mark
         return False
 
     def _number_reused(self) -> bool:
-        # The kernel gives a number out again only when no process of its session is left.
+        # The kernel gives a number out again only when no process of its group is left.
         try:
             return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
         except psutil.Error:

@@ -49,8 +49,10 @@ class StartFailed(LauncherError):
 class TritonServer:
     """A tritonserver as a child process.
 
-    It runs in a session of its own, so a terminal's Ctrl-C reaches it (and vLLM's processes below it) only through
-    this object. When it ends, for whatever reason, a watcher ends what it left running and removes its shared memory.
+    It runs in a process group of its own, so a terminal's Ctrl-C reaches it (and vLLM's processes below it) only
+    through this object. Not in a session of its own: Linux may schedule each session as one unit (autogroup), and then
+    who asks the server can stand still for seconds beside an engine that computes on the CPU (decision 0033). When it
+    ends, for whatever reason, a watcher ends what it left running and removes its shared memory.
 
     Args:
         model_repository: Triton's model repository.
@@ -186,7 +188,7 @@ class TritonServer:
         self._prune_logs()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
             )
         try:
             self._supervise(self._process.pid)
