@@ -1,10 +1,11 @@
 """Load and unload a model under load, again and again: does any caller lose an answer, is anything left behind?
 
 ``python -m load.cycles --cycles 200`` on the simulated engine, ``--real --cycles 10`` on vLLM. In turn the model is
-reloaded (its file has changed: Triton puts a new instance in the place of the old one) and unloaded and loaded again,
-while callers ask without a pause. Each answer must be whole, or end with an error that says why. Triton lets a model's
-running requests end before it calls the backend's ``finalize``, so that the old stub's end is timed from the order on
-and held against the longest answer plus the drain's limit.
+reloaded (its file has changed: Triton puts a new instance in the place of the old one) and unloaded (as ``lifecycle
+unload`` does it: drained first) and loaded again, while callers ask without a pause. Each answer must be whole, or end
+with an error that says why. The old stub's end is timed from the order to unload on and held against the drain's limit,
+which the longest answers outlast. A reload has no such limit: the new instance serves, and the old one's end (timed from
+then on) is that of its longest answer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CALLERS: Final = 8
 DRAIN_S: Final = 2.0
 BOUND_S: Final = 1.0
 """Seconds beyond the drain's limit within which a stub must be gone."""
-LENGTHS: Final = (1, 8, 40, 150)
+LENGTHS: Final = (1, 8, 40, 150, 600)
 EXPLAINED: Final = (Draining, ModelNotFound)
 """What a caller may be told while the model goes: come back, or it is not there."""
 LOAD_LIMIT_S: Final = 120.0
@@ -55,8 +56,10 @@ class Outcome(msgspec.Struct):
     lost: int = 0
     late: int = 0
     """Stubs that outlived the drain's limit by more than :data:`BOUND_S`."""
-    stub_s: list[float] = []
-    """Seconds from the order to the old stub's end."""
+    unload_s: list[float] = []
+    """Seconds from the order to unload to the stub's end."""
+    reload_s: list[float] = []
+    """Seconds from the new instance's being there to the old stub's end."""
     orphans: list[str] = []
     problems: list[str] = []
 
@@ -86,10 +89,12 @@ async def run(server: TritonServer, repository: Path, model: str, cycles: int, t
                 async with asyncio.timeout(LOAD_LIMIT_S):
                     while outcome.answers < before + CALLERS:  # noqa: ASYNC110 - a load tool's poll
                         await asyncio.sleep(0.02)
-                await _cycle(server, repository, model, number, outcome)
+                await _cycle(server, client, repository, number, outcome)
                 outcome.cycles = number
-                gone = outcome.stub_s[-1]
-                tell(f"cycle {number}/{cycles}: old stub gone after {gone:.1f} s; {outcome.answers} answers")
+                what, gone = ("reload", outcome.reload_s) if number % 2 else ("unload", outcome.unload_s)
+                tell(
+                    f"cycle {number}/{cycles}, {what}: old stub gone after {gone[-1]:.1f} s; {outcome.answers} answers"
+                )
         finally:
             over.set()
             await asyncio.wait(callers, timeout=90)
@@ -129,8 +134,8 @@ def _says_unavailable(error: LifecycleError) -> bool:
     )
 
 
-async def _cycle(server: TritonServer, repository: Path, model: str, number: int, outcome: Outcome) -> None:
-    old = stubs(server)
+async def _cycle(server: TritonServer, client: AsyncClient, repository: Path, number: int, outcome: Outcome) -> None:
+    old, model = stubs(server), client.model
     async with httpx.AsyncClient(base_url=f"http://{server.http_url}", timeout=LOAD_LIMIT_S) as http:
         began = time.monotonic()
         if number % 2:
@@ -141,12 +146,15 @@ async def _cycle(server: TritonServer, repository: Path, model: str, number: int
             # The old instance goes once the new one is there: its drain begins by then.
             began = time.monotonic()
         else:
-            (await http.post(f"/v2/repository/models/{model}/unload", json={})).raise_for_status()
+            await client.unload()
         while any(map(_lives, old)) and time.monotonic() - began < LOAD_LIMIT_S:  # noqa: ASYNC110 - a load tool's poll
             await asyncio.sleep(0.02)
         took = time.monotonic() - began
-        outcome.stub_s.append(took)
-        outcome.late += took > DRAIN_S + BOUND_S
+        if number % 2:
+            outcome.reload_s.append(took)
+        else:
+            outcome.unload_s.append(took)
+            outcome.late += took > DRAIN_S + BOUND_S
         outcome.orphans += [
             f"cycle {number}: {' '.join(process.cmdline())[:120]}" for process in old if _lives(process)
         ]
@@ -194,8 +202,12 @@ def _print(outcome: Outcome) -> None:
         ("refused, or outlasted the drain", dict(outcome.refused)),
         ("lost answers", outcome.lost),
         (
-            f"end of the old stub, s (drain {DRAIN_S:g} s): median (least…longest)",
-            spread(outcome.stub_s, 1) if outcome.stub_s else "-",
+            f"unloaded after, s (drain {DRAIN_S:g} s): median (least…longest)",
+            spread(outcome.unload_s, 1) if outcome.unload_s else "-",
+        ),
+        (
+            "old stub's end behind a reload, s: median (least…longest)",
+            spread(outcome.reload_s, 1) if outcome.reload_s else "-",
         ),
         (f"later than the drain by over {BOUND_S:g} s", outcome.late),
         ("orphans", len(outcome.orphans)),

@@ -1,14 +1,16 @@
 """Control requests: questions and orders about other requests, carried in a request's parameters.
 
-``control`` is ``status``, ``cancel``, ``cancel_all``, ``state`` or ``ready``; ``control_id`` names the request of the
-first two (the caller's id or ours), ``control_token`` is the secret that the server may want. ``ready`` is for probes:
-an error where a new request would not be served now. They hold no context, take no permit and never reach the engine.
+``control`` is ``status``, ``cancel``, ``cancel_all``, ``state``, ``ready``, ``drain`` or ``resume``; ``control_id``
+names the request of the first two (the caller's id or ours), ``control_token`` is the secret that the server may want.
+``ready`` is for probes: an error where a new request would not be served now. ``drain`` has new requests refused and
+gives those under way the drain's limit, ``resume`` takes that back. They hold no context, take no permit and never
+reach the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,7 +22,33 @@ from triton_lifecycle.store.records import Summary
 
 OPEN = frozenset({"ready"})
 """What anybody may ask: it says no more than Triton's own health does."""
-VERBS = ("status", "cancel", "cancel_all", "state", "ready")
+OF_THE_WHOLE = ("state", "drain", "resume")
+VERBS = ("status", "cancel", "cancel_all", "ready", *OF_THE_WHOLE)
+
+
+class Served(Protocol):
+    """The model as a whole, as far as control requests reach it."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it is doing."""
+        ...
+
+    def fault(self) -> LifecycleError | None:
+        """Return why it takes no requests now; ``None`` when it does."""
+        ...
+
+    def drain(self) -> dict[str, Any]:
+        """Refuse new requests from now on, and limit those under way; return how many they are."""
+        ...
+
+    def resume(self) -> dict[str, Any]:
+        """Take new requests again.
+
+        Raises:
+            Draining: the model is being unloaded.
+
+        """
+        ...
 
 
 def authorize(parameters: Mapping[str, Any], token: Token | None) -> None:
@@ -39,8 +67,7 @@ async def answer(
     parameters: Mapping[str, Any],
     contexts: Contexts,
     archive: Archive,
-    state: Callable[[], dict[str, Any]],
-    fault: Callable[[], LifecycleError | None] = lambda: None,
+    served: Served,
 ) -> str:
     """Carry out a control request, in a time that is bounded whatever the store does.
 
@@ -48,8 +75,7 @@ async def answer(
         parameters: the request's parameters; ``control`` is among them.
         contexts: where live requests are found.
         archive: where all others are found, also those of other replicas.
-        state: makes the document that ``state`` answers.
-        fault: says why the model takes no requests now; ``None`` when it does.
+        served: the model as a whole.
 
     Returns:
         A JSON document.
@@ -57,17 +83,17 @@ async def answer(
     Raises:
         InvalidInput: the verb or the id is missing or unknown in form.
         UnknownRequest: no such request is live or kept.
-        LifecycleError: ``ready`` was asked, and this is why it is not.
+        LifecycleError: ``ready`` was asked, and this is why it is not; or the model cannot resume.
         StoreError: it is not known in this process, and the shared store does not answer.
 
     """
     verb = parameters.get("control")
     if verb == "ready":
-        if (why := fault()) is not None:
+        if (why := served.fault()) is not None:
             raise why
         return msgspec.json.encode({"ready": True}).decode()
-    if verb == "state":
-        return msgspec.json.encode(state()).decode()
+    if verb in OF_THE_WHOLE:
+        return msgspec.json.encode(getattr(served, verb)()).decode()
     if verb == "cancel_all":
         order = Cancelled("Request was cancelled by a control request, with all others")
         return msgspec.json.encode({"cancelled": sum(ctx.interrupt(order) for ctx in contexts.live())}).decode()

@@ -160,7 +160,7 @@ class Manager:
         if self._stopped or not hasattr(self, "_pipeline"):
             return Draining("the model is not loaded, or is being unloaded")
         if self._admission.draining:
-            return Draining("the model is being unloaded and takes no new requests; send it to another replica")
+            return Draining("the model drains and takes no new requests; send it to another replica")
         stalled = self._beat.stalled
         if stalled > BEAT_LIMIT_S:
             return EngineRestarting(f"the backend's event loop has not moved for {stalled:.1f} s")
@@ -199,6 +199,39 @@ class Manager:
             "tracing": None if self._tracing is None else self._tracing.counts(),
             "prediction": None if self._predictor is None else self._predictor.report(),
         }
+
+    def drain(self) -> dict[str, Any]:
+        """Refuse new requests and give those under way the drain's limit. Event-loop thread only.
+
+        Triton tells nobody that it unloads a model before its last request has ended; who asks for this first waits
+        no longer than the limit.
+
+        Returns:
+            Whether it is ``draining``, how many requests are ``live``, and the ``limit`` in seconds.
+
+        """
+        self._begin_drain()
+        return self._drain_state()
+
+    def resume(self) -> dict[str, Any]:
+        """Take new requests again, and limit those under way no more; returns as :meth:`drain`.
+
+        Raises:
+            Draining: the model is being unloaded.
+
+        """
+        if self._stopped:
+            raise Draining("the model is being unloaded and cannot take requests again; send them to another replica")
+        if self._drained is not None:
+            self._drained.cancel()
+            self._drained = None
+            self._admission.resume()
+            log.info("taking requests again")
+        return self._drain_state()
+
+    def _drain_state(self) -> dict[str, Any]:
+        limit = self._config.shutdown.drain_timeout
+        return {"draining": self._admission.draining, "live": len(self._contexts), "limit": limit}
 
     async def _start(self) -> None:
         config = self._config
@@ -406,7 +439,7 @@ class Manager:
 
     async def _control(self, call: Call, parameters: dict[str, Any]) -> None:
         try:
-            document = await control.answer(parameters, self._contexts, self._history.archive, self.state, self.fault)
+            document = await control.answer(parameters, self._contexts, self._history.archive, self)
         except LifecycleError as error:
             call.fail(error)
         except asyncio.CancelledError:
@@ -470,7 +503,7 @@ class Manager:
             await asyncio.wait(self._tasks, timeout=limit)
         outlasted = self._contexts.live()
         for ctx in outlasted:
-            ctx.interrupt(Draining(f"the model is being unloaded, and the request outlasted the drain of {limit:g} s"))
+            ctx.interrupt(Draining(f"the model drains, and the request outlasted its limit of {limit:g} s"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_MARGIN_S / 2)
         log.info("drained in %.1f s; %d requests were ended", time.monotonic() - began, len(outlasted))

@@ -12,8 +12,10 @@ from . import config_cli, events_cli, server_cli
 from .terminal import ASK_CODES, UsageFault, err, out, print_json, reported, write
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .sync import Client
-    from .types import Chunk, Completion, Options
+    from .types import Chunk, Completion, Drain, Options
 
 app = typer.Typer(
     name="lifecycle",
@@ -267,6 +269,53 @@ def ready(*, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_js
             print_json({"ready": True})
         else:
             out.print(f"{model} is ready", markup=False)
+
+
+@app.command(
+    epilog="**Examples**\n\n`lifecycle drain --url 127.0.0.1:8001`, before a server is stopped\n\n"
+    "`lifecycle drain --resume`\n\n" + ASK_CODES
+)
+def drain(
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Have a model that drains take requests again.")] = False,
+    url: Url = None,
+    grpc: Grpc = None,
+    model: Model = "smollm2",
+    as_json: AsJson = False,
+) -> None:
+    """Refuse new requests and wait until none is left; those that outlast the drain's limit are ended."""
+    import msgspec  # noqa: PLC0415
+
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        found = client.resume() if resume else client.drained(_draining())
+        if as_json:
+            print_json(msgspec.to_builtins(found))
+        else:
+            out.print(f"{model} takes requests" if resume else f"{model} is drained: no request is live", markup=False)
+
+
+@app.command(epilog="**Example**\n\n`lifecycle unload -m smollm2`\n\n" + ASK_CODES)
+def unload(*, url: Url = None, grpc: Grpc = None, model: Model = "smollm2", as_json: AsJson = False) -> None:
+    """Drain the model and have Triton unload it. Triton alone waits for running requests as long as they take."""
+    with reported(as_json=as_json), connect(url, model, grpc=grpc) as client:
+        took = client.unload(_draining())
+        if as_json:
+            print_json({"model": model, "unloaded_in_s": round(took, 3)})
+        else:
+            out.print(f"{model} is unloaded after {took:.1f} s", markup=False)
+
+
+def _draining() -> Callable[[Drain], None]:
+    """Return what tells of a drain once its numbers have changed."""
+    told = -1
+
+    def tell(found: Drain) -> None:
+        nonlocal told
+        if found.live != told:
+            told = found.live
+            err.print(f"draining: {told} requests are live, at most {found.limit:g} s", style="dim")
+
+    return tell
 
 
 server_cli.register(app)

@@ -7,10 +7,10 @@ import math
 import os
 import time
 import uuid
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from triton_lifecycle.errors import InvalidInput, LifecycleError
+from triton_lifecycle.errors import InvalidInput, LifecycleError, TotalTimeout
 
 from . import codec
 from .errors import ModelNotFound, ResumeFailed, ServerUnreachable, WrongPort
@@ -25,6 +25,7 @@ from .types import (
     Completion,
     Control,
     ControlRequest,
+    Drain,
     GenerateRequest,
     Options,
     Protocol,
@@ -36,7 +37,7 @@ from .types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -50,6 +51,9 @@ DEFAULT_CONTROL_TIMEOUT_S = 20.0
 """They take milliseconds; but a machine whose cores are all taken may let a client wait for seconds."""
 TOKEN_VARIABLE = "LIFECYCLE_CONTROL_TOKEN"  # noqa: S105 - its name, not its value
 _POLL_S = 0.2
+_DRAIN_MARGIN_S = 10.0
+"""Beyond the drain's limit, for what was told to end to have ended."""
+_UNLOAD_LIMIT_S = 600.0
 _GRACE_S = 1.0
 """How long after the server's own limit the client waits for the server's word on it before it gives up itself."""
 
@@ -144,9 +148,68 @@ class AsyncClient:
         """
         await self._control("ready", None, Readiness)
 
+    async def drain(self) -> Drain:
+        """Have the model refuse new requests and limit those under way; returns at once, and may be called again."""
+        return await self._control("drain", None, Drain)
+
+    async def resume(self) -> Drain:
+        """Have a model that drains take requests again.
+
+        Raises:
+            Draining: it is being unloaded.
+
+        """
+        return await self._control("resume", None, Drain)
+
+    async def drained(self, on_progress: Callable[[Drain], object] = lambda _: None) -> Drain:
+        """Drain, and return when no request is left: after the drain's limit and a moment at most.
+
+        Args:
+            on_progress: is told now and then what is left.
+
+        Raises:
+            TotalTimeout: requests are left behind the limit, which only the server's fault can cause.
+
+        """
+        began = time.monotonic()
+        while (found := await self.drain()).live:
+            on_progress(found)
+            if time.monotonic() - began > found.limit + _DRAIN_MARGIN_S:
+                raise TotalTimeout(f"{found.live} requests are left {_DRAIN_MARGIN_S:g} s behind the drain's limit")
+            await asyncio.sleep(_POLL_S)
+        return found
+
+    async def unload(self, on_progress: Callable[[Drain], object] = lambda _: None) -> float:
+        """Drain the model, then have Triton unload it; return the seconds until its process had ended.
+
+        Triton alone waits for running requests as long as they take. If Triton refuses, the model takes requests again.
+
+        Args:
+            on_progress: is told now and then which requests are left.
+
+        Raises:
+            LifecycleError: Triton does not unload models (``--model-control-mode=explicit`` lets it), or does not
+                answer.
+
+        """
+        began = time.monotonic()
+        try:
+            await self.drained(on_progress)
+            await self._transport.unload(self.model, self._control_timeout)
+        except BaseException:
+            with suppress(LifecycleError):
+                await self.resume()
+            raise
+        while (await self._transport.index(self._control_timeout)).get(self.model) in ("READY", "UNLOADING"):
+            if time.monotonic() - began > _UNLOAD_LIMIT_S:
+                raise TotalTimeout(f"model {self.model!r} is not unloaded after {_UNLOAD_LIMIT_S:g} s")
+            await asyncio.sleep(_POLL_S)
+        return time.monotonic() - began
+
     async def models(self) -> list[str]:
         """Return the names of the models that the server has ready."""
-        return await self._transport.models(self._control_timeout)
+        index = await self._transport.index(self._control_timeout)
+        return sorted(name for name, state in index.items() if state == "READY")
 
     async def is_ready(self) -> bool:
         """Return whether the server and the model take requests; ``False`` too when nothing answers."""
@@ -273,7 +336,7 @@ class AsyncClient:
         if not isinstance(error, ModelNotFound):
             return error
         try:
-            names = ", ".join(await self._transport.models(self._control_timeout)) or "none"
+            names = ", ".join(await self.models()) or "none"
         except LifecycleError:
             return error
         return ModelNotFound(f"{self.endpoint} has no model {model!r} ready; it has: {names}")

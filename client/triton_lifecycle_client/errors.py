@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from triton_lifecycle.errors import (
@@ -56,11 +57,34 @@ class ProtocolError(LifecycleError):
 
 # Triton and its proxies may put text before our message; only a slug of ours that begins a word counts.
 _OURS = re.compile(r"(?<![a-z_])(?:" + "|".join(sorted(BY_SLUG, key=len, reverse=True)) + r"): ")
-# Triton says "unknown model … has no available versions" while it unloads one, which is how it stops, and afterwards.
-_UNLOADED = re.compile(r"model: '(?P<model>[^']*)' has no available versions", re.IGNORECASE)
-_UNKNOWN_MODEL = re.compile(r"unknown model|model .* (?:is )?not found|no available versions", re.IGNORECASE)
-_STOPPING = re.compile(r"server (?:is )?(?:stopping|exiting|not ready)|stopped accepting", re.IGNORECASE)
-_BAD_JSON = re.compile(r"failed to parse the request JSON|Converting keyword", re.IGNORECASE)
+_KNOWN: tuple[tuple[re.Pattern[str], Callable[[str, re.Match[str]], LifecycleError]], ...] = (
+    # Said while it unloads a model, which is how it stops, and afterwards.
+    (
+        re.compile(r"model: '(?P<model>[^']*)' has no available versions", re.IGNORECASE),
+        lambda _, found: Draining(
+            f"model {found['model']!r} is being unloaded or is not loaded; the server may be stopping"
+        ),
+    ),
+    (
+        re.compile(r"unknown model|model .* (?:is )?not found|no available versions", re.IGNORECASE),
+        lambda message, _: ModelNotFound(message),
+    ),
+    (
+        re.compile(r"explicit model load / unload is not allowed", re.IGNORECASE),
+        lambda *_: Unsupported(
+            "this Triton loads and unloads no models by order; start it with --model-control-mode=explicit"
+        ),
+    ),
+    (
+        re.compile(r"server (?:is )?(?:stopping|exiting|not ready)|stopped accepting", re.IGNORECASE),
+        lambda message, _: Draining(message),
+    ),
+    (
+        re.compile(r"failed to parse the request JSON|Converting keyword", re.IGNORECASE),
+        lambda message, _: InvalidInput(message),
+    ),
+)
+"""What Triton itself says, and the error that stands for it."""
 
 _BY_HTTP: dict[int, type[LifecycleError]] = {
     400: RequestError,
@@ -82,14 +106,9 @@ def translate(text: str, *, http_status: int | None = None) -> LifecycleError:
         if error is not None:
             return error
     message = text.strip() or "the server gave no reason"
-    if unloaded := _UNLOADED.search(text):
-        return Draining(f"model {unloaded['model']!r} is being unloaded or is not loaded; the server may be stopping")
-    if _UNKNOWN_MODEL.search(text):
-        return ModelNotFound(message)
-    if _STOPPING.search(text):
-        return Draining(message)
-    if _BAD_JSON.search(text):
-        return InvalidInput(message)
+    for sign, error_of in _KNOWN:
+        if (found := sign.search(text)) is not None:
+            return error_of(message, found)
     return _BY_HTTP.get(http_status or 0, LifecycleError)(message)
 
 

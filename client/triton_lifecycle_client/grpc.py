@@ -20,7 +20,7 @@ from triton_lifecycle.errors import Cancelled, TotalTimeout
 
 from . import codec
 from .errors import ServerUnreachable, WrongPort, translate
-from .transport import cancelled_by_caller
+from .transport import cancelled_by_caller, states
 from .types import Chunk, ControlRequest, GenerateRequest
 
 if TYPE_CHECKING:
@@ -101,10 +101,14 @@ class GrpcTransport:
         )
         return ready
 
-    async def models(self, limit_s: float) -> list[str]:
+    async def index(self, limit_s: float) -> dict[str, str]:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
         index = await self._ask("get_model_repository_index", limit_s)
-        return sorted({entry.name for entry in index.models if entry.state == "READY"})
+        return states((entry.name, entry.state) for entry in index.models)
+
+    async def unload(self, model: str, limit_s: float) -> None:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        await self._ask("unload_model", limit_s, model_name=model)
 
     async def close(self) -> None:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""

@@ -17,7 +17,7 @@ from triton_lifecycle.errors import Cancelled, LifecycleError, TotalTimeout, Unk
 
 from . import codec
 from .errors import ProtocolError, ServerUnreachable, WrongPort, translate
-from .transport import cancelled_by_caller
+from .transport import cancelled_by_caller, states
 from .types import Chunk, ControlRequest, GenerateRequest
 
 if TYPE_CHECKING:
@@ -89,13 +89,20 @@ class HttpTransport:
             raise WrongPort(_NOT_TRITON.format(self._where.address))
         return True
 
-    async def models(self, limit_s: float) -> list[str]:
+    async def index(self, limit_s: float) -> dict[str, str]:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""
-        async with self._request("POST", "/repository/index", limit_s, b'{"ready":true}') as response:
+        async with self._request("POST", "/repository/index", limit_s, b"{}") as response:
             index = codec.parse(await response.read())
         if not isinstance(index, list):
             raise ProtocolError(f"expected a list of models from the server, got {str(index)[:80]!r}")
-        return sorted({str(entry["name"]) for entry in index})
+        return states((str(entry["name"]), str(entry.get("state", ""))) for entry in index)
+
+    async def unload(self, model: str, limit_s: float) -> None:
+        """See :class:`~triton_lifecycle_client.transport.Transport`."""
+        async with self._request("POST", f"/repository/models/{model}/unload", limit_s, b"{}") as response:
+            if response.status != 200:
+                codec.http_chunk(codec.parse(await response.read()), http_status=response.status)
+                raise ProtocolError(f"the server answered {response.status} to an unload, and no error")
 
     async def close(self) -> None:
         """See :class:`~triton_lifecycle_client.transport.Transport`."""

@@ -20,7 +20,7 @@ from triton_lifecycle.errors import Cancelled
 from .client import DEFAULT_CONTROL_TIMEOUT_S, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, AsyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Mapping
+    from collections.abc import Callable, Coroutine, Generator, Mapping
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .retry import RetryPolicy
     from .stream import Stream
     from .transport import Endpoint
-    from .types import Chunk, Completion, Options, Protocol, ServerState, Status
+    from .types import Chunk, Completion, Drain, Options, Protocol, ServerState, Status
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
@@ -170,6 +170,22 @@ class Client:
     def check_ready(self) -> None:
         """Ask the model itself whether it would serve a request now; see :meth:`AsyncClient.check_ready`."""
         self._call(self._client.check_ready())
+
+    def drain(self) -> Drain:
+        """Have the model refuse new requests and limit those under way; see :meth:`AsyncClient.drain`."""
+        return self._call(self._client.drain())
+
+    def resume(self) -> Drain:
+        """Have a model that drains take requests again; see :meth:`AsyncClient.resume`."""
+        return self._call(self._client.resume())
+
+    def drained(self, on_progress: Callable[[Drain], object] = lambda _: None) -> Drain:
+        """Drain, and return when no request is left; see :meth:`AsyncClient.drained`."""
+        return self._call(self._client.drained(on_progress))
+
+    def unload(self, on_progress: Callable[[Drain], object] = lambda _: None) -> float:
+        """Drain the model, then have Triton unload it; see :meth:`AsyncClient.unload`."""
+        return self._call(self._client.unload(on_progress))
 
     def models(self) -> list[str]:
         """Return the names of the models that the server has ready."""

@@ -14,7 +14,7 @@ from triton_lifecycle.errors import InvalidInput
 from .types import Chunk, ControlRequest, GenerateRequest, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Iterable, Mapping
 
 DEFAULT_ADDRESS: dict[Protocol, str] = {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:8000"}
 URL_VARIABLE = "LIFECYCLE_URL"
@@ -81,13 +81,26 @@ class Transport(Shape):
         """Return whether the server, and this model on it, take requests."""
         ...
 
-    async def models(self, limit_s: float) -> list[str]:
-        """Return the names of the models the server has loaded."""
+    async def index(self, limit_s: float) -> dict[str, str]:
+        """Return Triton's word for the state of each model in its repository; ``READY`` ones take requests."""
+        ...
+
+    async def unload(self, model: str, limit_s: float) -> None:
+        """Have Triton unload a model; returns when it has begun to."""
         ...
 
     async def close(self) -> None:
         """End everything within a few seconds; requests still under way are cancelled."""
         ...
+
+
+def states(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the state of each model from those of its versions: ``READY`` if one of them is, else the last one's."""
+    found: dict[str, str] = {}
+    for name, state in versions:
+        if found.get(name) != "READY":
+            found[name] = state
+    return found
 
 
 def cancelled_by_caller() -> bool:

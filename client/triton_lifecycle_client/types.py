@@ -106,7 +106,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in given.items() if value}
 
 
-Control = Literal["status", "cancel", "cancel_all", "state", "ready"]
+Control = Literal["status", "cancel", "cancel_all", "state", "ready", "drain", "resume"]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,7 +236,7 @@ class ServerState(msgspec.Struct, frozen=True, kw_only=True):
         engine: whether it is ``ready``, its restarts, and its load.
         counts: requests received, and ended by how they ended.
         admission: what admission counts, its limits, and what it refused.
-        draining: whether new requests are refused because the model is being unloaded.
+        draining: whether new requests are refused because the model drains: it is being unloaded, or was told to.
         loop: how late the backend's event loop is.
         handlers: events by handler: handled, failed, dropped, and waiting.
         accounts: what is held, and the last self-check's finds.
@@ -278,3 +278,18 @@ class Sweep(msgspec.Struct, frozen=True):
     """The answer to an order to cancel everything: how many requests were live."""
 
     cancelled: int
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Whether a model drains.
+
+    Attributes:
+        draining: whether it refuses new requests.
+        live: requests that have not ended.
+        limit: seconds from the order on after which those that are left end with ``draining``.
+
+    """
+
+    draining: bool
+    live: int
+    limit: float

@@ -9,6 +9,7 @@ import asyncio
 import json
 import threading
 import time
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -111,7 +112,9 @@ def statuses(config, ids):
             for one in ids:
                 try:
                     question = {"control": "status", "control_id": one}
-                    answers[one] = json.loads(await control.answer(question, history.contexts, history.archive, dict))
+                    answers[one] = json.loads(
+                        await control.answer(question, history.contexts, history.archive, Mock(control.Served))
+                    )
                 except LifecycleError as error:
                     answers[one] = {"status": error.slug}
             return answers
@@ -282,7 +285,7 @@ def cancel_elsewhere(config, name):
         history = History(config)
         try:
             asked = {"control": "cancel", "control_id": name}
-            return json.loads(await control.answer(asked, history.contexts, history.archive, dict))
+            return json.loads(await control.answer(asked, history.contexts, history.archive, Mock(control.Served)))
         finally:
             await history.aclose()
 

@@ -87,6 +87,20 @@ class FrontEnds:
     grpc: str = ""
     asked: list[Ask] = field(default_factory=list)
     model: Model = lambda ask: iter([Say("ok", "stop")])
+    state: str = "READY"
+    refuses_unload: str = ""
+
+    def unload(self) -> str:
+        """Begin to unload the model, or return why not; it is gone when somebody has looked."""
+        if not self.refuses_unload:
+            self.state = "UNLOADING"
+        return self.refuses_unload
+
+    def look(self) -> str:
+        """Return the model's state."""
+        seen = self.state
+        self.state = "UNAVAILABLE" if seen == "UNLOADING" else seen
+        return seen
 
     def url(self, protocol: str) -> str:
         """Return the address for a protocol."""
@@ -146,7 +160,11 @@ class _Web(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/v2/repository/index":
-            self._answer(200, [{"name": MODEL, "state": "READY"}])
+            self._answer(200, [{"name": MODEL, "state": self.fakes.look()}, {"name": "broken"}])
+            return
+        if self.path == f"/v2/repository/models/{MODEL}/unload":
+            why = self.fakes.unload()
+            self._answer(400, {"error": why}) if why else self._answer(200, None)
             return
         *_, model, route = self.path.split("/")
         if model != MODEL:
@@ -214,9 +232,14 @@ class _Rpc(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         index = service_pb2.RepositoryIndexResponse()
-        index.models.add(name=MODEL, state="READY")
+        index.models.add(name=MODEL, state=self._fakes.look())
         index.models.add(name="broken", state="UNAVAILABLE")
         return index
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        if why := self._fakes.unload():
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        return service_pb2.RepositoryModelUnloadResponse()
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         for request in requests:

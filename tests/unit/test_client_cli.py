@@ -53,6 +53,8 @@ def answer(ask: Ask) -> Iterator[Say | Fail]:
         yield Say('{"id": "u", "cancelled": true}')
     elif control == "state":
         yield Say(json.dumps(STATE))
+    elif control in {"drain", "resume"}:
+        yield Say(json.dumps({"draining": control == "drain", "live": 0, "limit": 20.0}))
     elif control == "cancel_all":
         yield Say('{"cancelled": 2}')
     elif ask.prompt == "long":
@@ -293,7 +295,16 @@ def test_time_that_ran_out_says_how_to_keep_what_was_made(run: Callable[..., Res
     assert run("generate", "hi", "--partial", "--stream").exit_code == 2
 
 
-ASKING = ["generate", "chat", "status", "cancel", "state"]
+def test_drain_and_unload(run: Callable[..., Result]):
+    """A model is drained, resumed and unloaded by command, each with a word and a document."""
+    assert run("drain").stdout == f"{MODEL} is drained: no request is live\n"
+    assert json.loads(run("drain", "--json").stdout) == {"draining": True, "live": 0, "limit": 20.0}
+    assert run("drain", "--resume").stdout == f"{MODEL} takes requests\n"
+    done = run("unload", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["model"]) == (0, MODEL)
+
+
+ASKING = ["generate", "chat", "status", "cancel", "state", "drain", "unload"]
 COMMANDS = [*ASKING, "serve", "prepare", "doctor", "demo", "bench"]
 
 
@@ -622,7 +633,7 @@ def test_typer_knows_all_commands():
     """Only commands that exist now are offered."""
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     asks, servers = (
-        {"generate", "chat", "status", "cancel", "ready", "state"},
+        {"generate", "chat", "status", "cancel", "ready", "state", "drain", "unload"},
         {"serve", "envoy", "prepare", "doctor", "demo", "bench"},
     )
     assert names == asks | servers | {"timeline", "replay"}

@@ -384,6 +384,52 @@ def test_readiness_and_models(fakes: FrontEnds, protocol: str):
     drive(fakes, protocol, work)
 
 
+def test_a_model_is_unloaded_once_it_is_drained(fakes: FrontEnds, protocol: str):
+    """It is told to drain until nothing is live, then unloaded, and gone when Triton says so."""
+    left = iter([2, 1, 0])
+
+    def model(ask: Ask) -> Iterator[Say | Fail]:
+        assert (ask.parameters["control"], fakes.state) == ("drain", "READY")
+        yield Say(json.dumps({"draining": True, "live": next(left), "limit": 20.0}))
+
+    async def work(client: AsyncClient) -> None:
+        seen: list[int] = []
+        assert await client.unload(lambda found: seen.append(found.live)) > 0
+        assert seen == [2, 1]
+        assert await client.models() == []
+
+    fakes.model = model
+    drive(fakes, protocol, work)
+
+
+def test_a_model_that_triton_does_not_unload_takes_requests_again(fakes: FrontEnds, protocol: str):
+    """The error says which setting lets it, and the drain is taken back."""
+
+    def model(ask: Ask) -> Iterator[Say | Fail]:
+        yield Say(json.dumps({"draining": ask.parameters["control"] == "drain", "live": 0, "limit": 20.0}))
+
+    async def work(client: AsyncClient) -> None:
+        with pytest.raises(tree.Unsupported, match="model-control-mode=explicit"):
+            await client.unload()
+
+    fakes.refuses_unload = "explicit model load / unload is not allowed if polling is enabled"
+    fakes.model = model
+    drive(fakes, protocol, work)
+    assert [ask.parameters["control"] for ask in fakes.asked] == ["drain", "resume"]
+
+
+def test_a_drain_that_its_limit_does_not_end_is_told(fakes: FrontEnds, protocol: str, monkeypatch: pytest.MonkeyPatch):
+    """Requests that are left behind the limit are an error, after a bounded time."""
+    monkeypatch.setattr(client_module, "_DRAIN_MARGIN_S", 0.3)
+    fakes.model = lambda _: iter([Say('{"draining": true, "live": 3, "limit": 0.1}')])
+
+    async def work(client: AsyncClient) -> None:
+        with pytest.raises(tree.TotalTimeout, match="3 requests are left"):
+            await client.drained()
+
+    drive(fakes, protocol, work)
+
+
 def test_control_requests(fakes: FrontEnds, protocol: str):
     """Status, cancel and state are answered with documents; an unknown id is an error of its own."""
 

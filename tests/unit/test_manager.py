@@ -13,7 +13,7 @@ from tests.fakes import pb_utils
 from tests.waiting import TRIES, until
 from triton_lifecycle import control
 from triton_lifecycle import manager as manager_module
-from triton_lifecycle.config import OFFICIAL, Config, TimeoutHandling
+from triton_lifecycle.config import OFFICIAL, Config, Shutdown, TimeoutHandling
 from triton_lifecycle.engine import open_engine
 from triton_lifecycle.engine.simulated import Fault
 from triton_lifecycle.errors import Draining, EngineRestarting
@@ -153,6 +153,49 @@ def test_a_control_request_under_way_is_answered_when_the_model_goes(monkeypatch
     manager.stop()
     assert request.sender.finals == 1
     assert [error.message().partition(":")[0] for error in request.sender.errors] == ["draining"]
+
+
+def test_a_drain_by_order_ends_what_outlasts_it_and_can_be_taken_back():
+    """New requests are refused at once, those under way end with ``draining`` at the limit, and it resumes."""
+    config = Config(timeout_handling=TimeoutHandling(enabled=False), shutdown=Shutdown(drain_timeout=0.2))
+    manager = Manager(config, open_engine("simulated", {"base_ms": 20.0}, ""), "test", "1", pb_utils)
+    manager.start()
+    try:
+        long = pb_utils.InferenceRequest({"text_input": ["hi"]}, {"max_tokens": 900, "ignore_eos": True})
+        manager.submit([long])
+        until(lambda: state_of(manager)["live"] == 1)
+        assert ask(manager, control="drain") == ('{"draining":true,"live":1,"limit":0.2}', None)
+        assert "drains" in str(ask(manager, control="ready")[1])
+        late = pb_utils.InferenceRequest({"text_input": ["hi"]}, {"max_tokens": 1})
+        serve(manager, [late])
+        until(lambda: long.sender.finals)
+        assert [one.sender.errors[0].message().partition(":")[0] for one in (late, long)] == ["draining", "draining"]
+        assert "limit of 0.2 s" in long.sender.errors[0].message()
+        assert '"live":0' in str(ask(manager, control="drain"))
+        assert ask(manager, control="resume") == ('{"draining":false,"live":0,"limit":0.2}', None)
+        assert ask(manager, control="ready") == ('{"ready":true}', None)
+        again = pb_utils.InferenceRequest({"text_input": ["hi"]}, {"max_tokens": 1})
+        serve(manager, [again])
+        assert again.sender.errors == []
+    finally:
+        manager.stop()
+
+
+def test_a_drain_that_is_taken_back_ends_nobody():
+    """Who was under way when it began has no limit any more."""
+    config = Config(timeout_handling=TimeoutHandling(enabled=False), shutdown=Shutdown(drain_timeout=0.1))
+    manager = Manager(config, open_engine("simulated", {"base_ms": 5.0}, ""), "test", "1", pb_utils)
+    manager.start()
+    try:
+        long = pb_utils.InferenceRequest({"text_input": ["hi"]}, {"max_tokens": 100, "ignore_eos": True})
+        manager.submit([long])
+        until(lambda: state_of(manager)["live"] == 1)
+        ask(manager, control="drain")
+        ask(manager, control="resume")
+        until(lambda: long.sender.finals)
+        assert long.sender.errors == []
+    finally:
+        manager.stop()
 
 
 def test_without_intelligent_timeouts_nothing_is_predicted(manager: Manager):

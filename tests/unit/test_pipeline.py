@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio import CancelledError
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -187,7 +188,7 @@ def test_status_tells_a_live_request_and_an_ended_one():
 
         async def ask(key):
             asked = {"control": "status", "control_id": key}
-            return json.loads(await control.answer(asked, harness.contexts, archive, dict))
+            return json.loads(await control.answer(asked, harness.contexts, archive, Mock(control.Served)))
 
         live = await ask("r")
         assert (live["status"], live["output_tokens"], live["stage"]) == ("live", 2, "execute")
@@ -212,7 +213,9 @@ def test_all_live_requests_are_cancelled_with_one_order():
 
         async def order():
             asked = {"control": "cancel_all"}
-            return json.loads(await control.answer(asked, harness.contexts, Archive(harness.contexts.ended), dict))
+            return json.loads(
+                await control.answer(asked, harness.contexts, Archive(harness.contexts.ended), Mock(control.Served))
+            )
 
         assert await order() == {"cancelled": 3}
         await asyncio.gather(*tasks)
@@ -236,7 +239,7 @@ def test_a_control_request_with_a_fault_is_refused(parameters, error):
     """A wrong verb, a missing id and an unknown id each have their error."""
     contexts = Contexts()
     with pytest.raises(error):
-        asyncio.run(control.answer(parameters, contexts, Archive(contexts.ended), dict))
+        asyncio.run(control.answer(parameters, contexts, Archive(contexts.ended), Mock(control.Served)))
 
 
 def test_what_is_kept_is_bounded_by_number_and_age():

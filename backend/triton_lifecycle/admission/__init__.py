@@ -133,12 +133,16 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        """Whether all new work is refused because the server is stopping."""
+        """Whether all new work is refused because the server is stopping, or was told to."""
         return self._draining
 
     def drain(self) -> None:
         """Refuse all new work from now on."""
         self._draining = True
+
+    def resume(self) -> None:
+        """Admit new work again."""
+        self._draining = False
 
     def state(self) -> dict[str, Any]:
         """Return what is counted, and the limits that are on."""
@@ -175,7 +179,7 @@ class Admission:
 
     def _admit(self, ask: Ask) -> Permit:
         if self._draining:
-            raise Draining("the model is being unloaded and takes no new requests; send it to another replica")
+            raise Draining("the model drains and takes no new requests; send it to another replica")
         prompt = self._estimate(ask)
         tokens = prompt * ask.sequences
         self._check_sequences(ask)
