@@ -3,9 +3,9 @@
 ``python -m load.cycles --cycles 200`` on the simulated engine, ``--real --cycles 10`` on vLLM. In turn the model is
 reloaded (its file has changed: Triton puts a new instance in the place of the old one) and unloaded (as ``lifecycle
 unload`` does it: drained first) and loaded again, while callers ask without a pause. Each answer must be whole, or end
-with an error that says why. The old stub's end is timed from the order to unload on and held against the drain's limit,
-which the longest answers outlast. A reload has no such limit: the new instance serves, and the old one's end (timed from
-then on) is that of its longest answer.
+with an error that says why. The old stub's end is timed from the order to unload on and held against the drain's
+limit, which the longest answers outlast. A reload has no such limit: the new instance serves, and the old one's end
+(timed from then on) is that of its longest answer.
 """
 
 from __future__ import annotations

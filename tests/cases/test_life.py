@@ -18,9 +18,12 @@ from tests.e2e.conftest import StartServer
 from tests.waiting import TRIES, until
 from triton_lifecycle import errors
 from triton_lifecycle.launcher.server import TritonServer
-from triton_lifecycle_client import AsyncClient
+from triton_lifecycle_client import NO_RETRY, AsyncClient
+from triton_lifecycle_client.types import Protocol
 
 MODELS = ("plain", "simulated")
+SLOW_S = 3.0
+"""What a busy machine may add."""
 
 
 def repository_call(server: TritonServer, model: str, verb: str) -> None:
@@ -56,6 +59,49 @@ def test_l1_unload_after_streams_of_all_ends(server: TritonServer):
     repository_call(server, "quick", "unload")
     psutil.wait_procs([before], timeout=30 - (time.monotonic() - began))
     assert not before.is_running()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_unload_by_order_ends_within_the_drain(server: TritonServer, protocol: Protocol):
+    """A stream of twelve seconds ends with what it has and ``draining`` after the drain's one, and the stub is gone."""
+    repository_call(server, "short_drain", "load")
+    [stub] = [stub for stub in stubs(server) if any("short_drain" in part for part in stub.cmdline())]
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+
+    async def scenario() -> float:
+        async with AsyncClient(url, model="short_drain", protocol=protocol, retry=NO_RETRY) as client:
+            stream = client.stream("tell me", **LONG)
+            async with aclosing(stream):
+                await anext(stream)
+                order = asyncio.create_task(client.unload())
+                with pytest.raises(errors.Draining, match="outlasted its limit of 1 s"):
+                    async for _ in stream:
+                        pass
+            return await order
+
+    assert 1.0 <= asyncio.run(scenario()) < 2.0 + SLOW_S
+    psutil.wait_procs([stub], timeout=10)
+    assert not stub.is_running()
+
+
+def test_a_drain_by_order_is_taken_back(server: TritonServer):
+    """While it drains a model refuses and is not ready, and its stream goes on; after ``resume`` it serves."""
+
+    async def scenario() -> None:
+        async with AsyncClient(server.grpc_url, model="simulated", retry=NO_RETRY) as client:
+            stream = client.stream("tell me", **LONG)
+            async with aclosing(stream):
+                await anext(stream)
+                assert (await client.drain()).live == 1
+                for refused in (client.generate("tell me"), client.check_ready()):
+                    with pytest.raises(errors.Draining):
+                        await refused
+                assert not (await client.resume()).draining
+                await client.check_ready()
+                assert (await client.generate("tell me", max_tokens=2, ignore_eos=True)).output_tokens == 2
+
+    asyncio.run(scenario())
+    prove_idle(server, "simulated")
 
 
 def _value(server: TritonServer, name: str) -> float:
